@@ -1,0 +1,1 @@
+"""The T-Head PPU plugin."""

@@ -1,0 +1,1 @@
+"""Include root of humming's device code; holds `.cuh` files only."""
