@@ -18,7 +18,7 @@ of the codes and on the width of the operand that they are dequantized to, never
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ _VECTOR_WORDS = 4  # a lane reads at most 16 bytes at once
 
 
 def planes(code_bits: int) -> tuple[int, ...]:
-    """Widths of the bit planes of a code, low bits of the code first: 5 -> (4, 1), 7 -> (4, 2, 1)."""
+    """Widths of the bit planes of a code, low bits first: 5 -> (4, 1), 7 -> (4, 2, 1)."""
     if code_bits not in CODE_BITS:
         raise UnsupportedError(
             f"a code of {code_bits} bits", "codes have 1 to 8 bits", "Choose a width of 1 to 8."
@@ -55,7 +55,7 @@ def lane_value_to_row_k(operand_bits: int, lane: int, value: int) -> tuple[int, 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """Where a plane of one value lies: `width` bits of the code from `code_bit` on, at `bit` of `word`."""
+    """One plane of one value: `width` bits of the code from `code_bit` on, at `bit` of `word`."""
 
     code_bit: int
     width: int
@@ -105,7 +105,7 @@ class BrickOrder:
 
     Attributes:
         row, k: place in the brick of each value.
-        planes: per plane (code_bit, width, word [32, 32], bit [32, 32]), `word` counted in the brick.
+        planes: per plane (code_bit, width, word [32, 32], bit [32, 32]); words count in the brick.
     """
 
     code_bits: int
@@ -115,7 +115,7 @@ class BrickOrder:
     planes: tuple[tuple[int, int, npt.NDArray[np.int64], npt.NDArray[np.int64]], ...]
 
 
-@lru_cache(maxsize=None)
+@cache
 def brick_order(code_bits: int, operand_bits: int) -> BrickOrder:
     """The order as index tables, for packing."""
     cells = [(lane, value) for lane in range(LANES) for value in range(CODES_PER_LANE)]
