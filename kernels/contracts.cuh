@@ -1,0 +1,61 @@
+// The contract of each slot of a kernel, as C++20 concepts. The composed source asserts them ahead of
+// the kernel, so that a component that does not fit says so in one sentence.
+#pragma once
+
+#include <humming/params.cuh>
+#include <humming/types.cuh>
+
+namespace humming {
+
+// Moves 16-byte pieces from global to shared memory in stages: issue starts a piece, land completes
+// what issue could not do alone, commit closes a stage, wait<n> leaves at most n stages under way.
+template <class T>
+concept Mover = requires(typename T::template Fetch<1> fetch, u32 shared, const u8* global) {
+  fetch.issue(0, shared, global, true);
+  fetch.skip(0);
+  fetch.land();
+  T::commit();
+  T::template wait<0>();
+};
+
+// Multiplies a fragment of 16 rows x 16 k with one of 16 k x 8 tokens into 16 x 8 floats.
+template <class T>
+concept MmaAtom = requires(float (&d)[4], const u32 (&a)[4], u32 b) {
+  typename T::Operand;
+  T::fma(d, a, b, b);
+};
+
+// Turns a lane's packed words into the A registers of one step of K, exactly.
+template <class T>
+concept Dequant = requires(const u32 (&words)[4], const typename T::Offset (&rows)[2],
+                           u32 (&a)[4], u32 zero) {
+  typename T::Operand;
+  { T::offset() };
+  { T::offset(zero) };
+  T::template run<0>(words, rows, a);
+  { T::scale(zero, zero) };
+};
+
+// Names the output tile and the range of K of a CTA.
+template <class T>
+concept TileScheduler = requires(int stages) {
+  T::tile(stages).n;
+  T::tile(stages).m;
+  T::tile(stages).linear;
+  T::tile(stages).stage_begin;
+  T::tile(stages).stage_end;
+};
+
+// Sums a CTA's tile over its range of K.
+template <class T>
+concept Mainloop = requires(const GemmParams& params, u8* shared) {
+  typename T::Accumulators;
+  T::kThreads;
+  T::kSharedBytes;
+};
+
+// Combines what the warps and CTAs hold of a tile, applies scales and bias, and stores it.
+template <class T>
+concept Epilogue = requires { T::kSharedBytes; };
+
+}  // namespace humming

@@ -1,0 +1,158 @@
+// Slot epilogue: combines what warps (and CTAs) hold of a tile, applies scales and bias, stores.
+// Needs: nothing.
+//
+// Data flow, for kEpilogueM tokens at a time:
+//   accumulators --> shared memory [kWarpsK][token][row] --> sum over kWarpsK, in float, in order
+//   --> second scale, channel scale, bias --> output dtype --> out [token][row], rows contiguous
+// With split-K the sums go to the workspace instead; the CTA that finishes a tile last adds all
+// parts in the order of K, so the result is the same in every run.
+#pragma once
+
+#include <humming/params.cuh>
+#include <humming/ptx/global.cuh>
+#include <humming/scheduler/raster.cuh>
+#include <humming/types.cuh>
+
+namespace humming {
+
+// Which scales beyond the weight's own an output row has.
+enum class SecondScale { kNone, kTensor, kChannel };
+
+template <class C, class Mainloop>
+struct TileEpilogue {
+  static constexpr int kThreads = Mainloop::kThreads;
+  static constexpr int kTokens = C::kEpilogueM;
+  static constexpr int kPasses = C::kBlockM / kTokens;
+  // Rows of floats 4 apart modulo 16: a warp's stores of its accumulators meet no bank twice.
+  static constexpr int kPitch = C::kBlockN + 4;
+  static constexpr int kVector = 4;
+  static constexpr int kUnitsPerToken = C::kBlockN / kVector;
+  static constexpr int kSharedBytes = 4 * C::kWarpsK * kTokens * kPitch;
+  static_assert(C::kBlockM % kTokens == 0 && kTokens % 8 == 0,
+                "slot epilogue: a pass takes whole token tiles");
+
+  static __device__ void run(const GemmParams& p, u8* shared, const TileIndex& tile,
+                             const typename Mainloop::Accumulators& acc) {
+    float* staged = reinterpret_cast<float*>(shared);
+    const int token0 = tile.m * C::kBlockM, row0 = tile.n * C::kBlockN;
+    float* part = nullptr;
+    if constexpr (C::kSplitK > 1) {
+      const i64 tiles = i64(gridDim.x) * gridDim.y;
+      part = p.partials + (blockIdx.z * tiles + tile.linear) * (C::kBlockM * C::kBlockN);
+    }
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      if (token0 + pass * kTokens >= p.m) break;
+      if (pass > 0) __syncthreads();
+      stage(staged, pass, acc);
+      __syncthreads();
+      for (int unit = threadIdx.x; unit < kTokens * kUnitsPerToken; unit += kThreads) {
+        const int in_pass = unit / kUnitsPerToken, row = unit % kUnitsPerToken * kVector;
+        const int token = pass * kTokens + in_pass;
+        if (token0 + token >= p.m) break;
+        float sum[kVector] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+        for (int k = 0; k < C::kWarpsK; ++k) {
+          const float* from = staged + (k * kTokens + in_pass) * kPitch + row;
+#pragma unroll
+          for (int i = 0; i < kVector; ++i) sum[i] += from[i];
+        }
+        if constexpr (C::kSplitK > 1) {
+#pragma unroll
+          for (int i = 0; i < kVector; ++i) part[token * C::kBlockN + row + i] = sum[i];
+        } else {
+          finish(p, token0 + token, row0 + row, sum);
+        }
+      }
+    }
+    if constexpr (C::kSplitK > 1) combine(p, shared, tile);
+  }
+
+ private:
+  // (lane, block, tile, i) -> row 16 * block + g + 8 * (i >> 1), token 8 * tile + 2t + (i & 1)
+  static __device__ void stage(float* staged, int pass,
+                               const typename Mainloop::Accumulators& acc) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp_n = warp % C::kWarpsN, warp_k = warp / C::kWarpsN;
+    float* to = staged + warp_k * kTokens * kPitch + warp_n * Mainloop::kRowBlocks * 16 +
+                lane / 4 + lane % 4 * 2 * kPitch;
+#pragma unroll
+    for (int tile = 0; tile < Mainloop::kTokenTiles; ++tile) {
+      const int inside = tile - pass * (kTokens / 8);
+      if (inside < 0 || inside >= kTokens / 8) continue;
+#pragma unroll
+      for (int block = 0; block < Mainloop::kRowBlocks; ++block) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          to[(inside * 8 + (i & 1)) * kPitch + block * 16 + 8 * (i >> 1)] = acc[block][tile][i];
+        }
+      }
+    }
+  }
+
+  // Applies what is per row, and stores four rows of one token.
+  static __device__ void finish(const GemmParams& p, int token, int row, float (&sum)[kVector]) {
+    using Out = typename C::Out::Storage;
+    Out* to = static_cast<Out*>(p.out) + i64(token) * p.out_stride + row;
+    const auto* scales = static_cast<const typename C::Scale::Storage*>(p.scales);
+    const float* second = static_cast<const float*>(p.second_scale);
+    const Out* bias = static_cast<const Out*>(p.bias);
+    struct alignas(sizeof(Out) * kVector) Packed {
+      Out value[kVector];
+    } packed;
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      if (row + i >= p.n) break;
+      float value = sum[i];
+      if (!Mainloop::kScalesInLoop) value *= C::Scale::to_float(scales[row + i]);
+      if (C::kSecondScale == SecondScale::kTensor) value *= second[0];
+      if (C::kSecondScale == SecondScale::kChannel) value *= second[row + i];
+      if (bias != nullptr) value += C::Out::to_float(bias[row + i]);
+      packed.value[i] = C::Out::from_float(value);
+    }
+    const bool whole = row + kVector <= p.n;
+    if (whole && reinterpret_cast<u64>(to) % sizeof(Packed) == 0) {
+      *reinterpret_cast<Packed*>(to) = packed;
+    } else {
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        if (row + i < p.n) to[i] = packed.value[i];
+      }
+    }
+  }
+
+  // The last CTA of a tile adds the parts of all and leaves the counter at zero.
+  static __device__ void combine(const GemmParams& p, u8* shared, const TileIndex& tile) {
+    u32* order = reinterpret_cast<u32*>(shared);
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      *order = ptx::count_wrapping(p.counters + tile.linear, C::kSplitK - 1);
+    }
+    __syncthreads();
+    if (*order != C::kSplitK - 1) return;
+    __threadfence();
+    const int token0 = tile.m * C::kBlockM, row0 = tile.n * C::kBlockN;
+    const i64 tiles = i64(gridDim.x) * gridDim.y;
+    const float* parts = p.partials + i64(tile.linear) * (C::kBlockM * C::kBlockN);
+    for (int unit = threadIdx.x; unit < C::kBlockM * kUnitsPerToken; unit += kThreads) {
+      const int token = unit / kUnitsPerToken, row = unit % kUnitsPerToken * kVector;
+      if (token0 + token >= p.m) break;
+      float part[C::kSplitK][kVector];
+#pragma unroll
+      for (int split = 0; split < C::kSplitK; ++split) {
+        ptx::load_l2_f32x4(part[split], parts + split * tiles * (C::kBlockM * C::kBlockN) +
+                                            token * C::kBlockN + row);
+      }
+      float sum[kVector] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+      for (int split = 0; split < C::kSplitK; ++split) {
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) sum[i] += part[split][i];
+      }
+      finish(p, token0 + token, row0 + row, sum);
+    }
+  }
+};
+
+}  // namespace humming

@@ -1,0 +1,38 @@
+// The dense kernel: out[m, n] = x[m, k] * dequantized(w)[n, k]^T, from the components of a Config.
+//
+// One CTA computes one tile of kBlockN rows of weights x kBlockM tokens over its part of K.
+// Constraints: x rows are 16-byte aligned and k is a multiple of 8 elements; everything else is any.
+#pragma once
+
+#include <humming/contracts.cuh>
+#include <humming/ptx/grid.cuh>
+
+namespace humming {
+
+template <class C, template <class> class MainloopOf, template <class, class> class EpilogueOf>
+__device__ void gemm(const GemmParams& p) {
+  using Loop = MainloopOf<C>;
+  using Tail = EpilogueOf<C, Loop>;
+  static_assert(Mover<typename C::Mover>, "slot mover: does not move pieces in stages");
+  static_assert(MmaAtom<typename C::Mma>, "slot mma: does not multiply 16 x 16 by 16 x 8");
+  static_assert(Dequant<typename C::Dequant>, "slot dequant: does not make A registers");
+  static_assert(TileScheduler<typename C::Scheduler>, "slot scheduler: does not name tiles");
+  static_assert(Mainloop<Loop>, "slot mainloop: does not sum a tile");
+  static_assert(Epilogue<Tail>, "slot epilogue: does not store a tile");
+  static_assert(IsSame<typename C::Mma::Operand, typename C::Dequant::Operand>::value,
+                "slots mma and dequant: different operands");
+  static_assert(C::kSharedBytes >= Loop::kSharedBytes && C::kSharedBytes >= Tail::kSharedBytes,
+                "the host planned less shared memory than the components use");
+
+  extern __shared__ __align__(128) u8 shared[];
+  if constexpr (C::kDependentLaunch) {
+    ptx::griddepcontrol_launch_dependents();
+    ptx::griddepcontrol_wait();
+  }
+  const TileIndex tile = C::Scheduler::tile((p.k + C::kBlockK - 1) / C::kBlockK);
+  typename Loop::Accumulators acc = {};
+  Loop::run(p, shared, tile.n, tile.m, tile.stage_begin, tile.stage_end, acc);
+  Tail::run(p, shared, tile, acc);
+}
+
+}  // namespace humming

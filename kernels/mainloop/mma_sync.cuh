@@ -1,0 +1,352 @@
+// Slot mainloop: D[rows x tokens] += W[rows x K] X[tokens x K]^T with warp-level MMA.
+// Needs: the components of its Config; ldmatrix.
+//
+// Data flow, per pipeline stage of kBlockK values of K:
+//   packed codes, scales, zeros, activations --mover--> shared memory (kStages deep)
+//   codes --16-byte reads--> registers --dequant--> A fragments   (a lane reads only its own words)
+//   activations --ldmatrix--> B fragments
+//   A x B --mma--> partial sums; per group of K scaled into the accumulators in float
+//
+// Warps divide the tile along N, kWarpsN, and each stage along K, kWarpsK:
+//
+//              kBlockK of one stage
+//            +----------+----------+
+//   kBlockN  | w0 (k 0) | w2 (k 1) |    each warp: kRowBlocks x 16 rows, kWarpBricks x 64 of K,
+//            | w1 (k 0) | w3 (k 1) |    all kBlockM tokens
+//            +----------+----------+
+//
+// Whatever lies outside N, M or K is filled with zeros on the way to shared memory, so it adds
+// exactly zero; no step needs a bounds check.
+#pragma once
+
+#include <humming/params.cuh>
+#include <humming/ptx/shared.cuh>
+#include <humming/types.cuh>
+
+namespace humming {
+
+// Where scales meet the product.
+enum class ScaleSite {
+  kEpilogue,     // one scale a row: applied to finished sums
+  kAccumulator,  // one scale a row and group: applied to the group's partial sum, in float
+  kOperand,      // one scale a row and group: multiplied into A, rounded to the operand
+};
+
+template <class C>
+struct MmaSyncMainloop {
+  static constexpr int kThreads = 32 * C::kWarpsN * C::kWarpsK;
+  static constexpr int kRowBlocks = C::kBlockN / 16 / C::kWarpsN;
+  static constexpr int kTokenTiles = C::kBlockM / 8;
+  static constexpr int kBricks = C::kBlockK / 64;
+  static constexpr int kWarpBricks = kBricks / C::kWarpsK;
+  static constexpr int kWords = C::Order::kCodeBits;
+  static constexpr int kBrickBytes = 128 * kWords;
+  static constexpr bool kScalesInLoop = C::kScaleSite != ScaleSite::kEpilogue;
+  static constexpr bool kPerGroup = C::kScaleSite == ScaleSite::kAccumulator;
+
+  static_assert(C::kBlockN % (16 * C::kWarpsN) == 0 && C::kBlockM % 8 == 0,
+                "slot mainloop: tiles are multiples of 16 rows a warp and of 8 tokens");
+  static_assert(C::kBlockK % (64 * C::kWarpsK) == 0,
+                "slot mainloop: a stage holds whole bricks for each warp along K");
+  static_assert(C::kStages >= 2, "slot mainloop: a pipeline has at least two stages");
+
+  // Groups of K that one stage touches, and K values (in steps of 16) that share a scale in a warp.
+  static constexpr int kGroups =
+      C::kGroupK == 0 || C::kGroupK >= C::kBlockK ? 1 : C::kBlockK / C::kGroupK;
+  static constexpr int kWarpSteps = 4 * kWarpBricks;
+  static constexpr int kGroupSteps =
+      C::kGroupK == 0 ? kWarpSteps : min_of(C::kGroupK / 16, kWarpSteps);
+  static_assert(C::kGroupK == 0 || C::kGroupK % C::kBlockK == 0 || C::kBlockK % C::kGroupK == 0,
+                "slot mainloop: groups and stages divide one another");
+  static_assert(kWarpSteps % kGroupSteps == 0,
+                "slot mainloop: groups divide a warp's part of a stage");
+  // Without a second chain, one tile a warp would wait for each mma to finish.
+  static constexpr int kChains = kRowBlocks * kTokenTiles == 1 && kGroupSteps % 2 == 0 ? 2 : 1;
+
+  // Bytes of a stage, in the order in which they lie in shared memory.
+  static constexpr int kXPitch = 2 * C::kBlockK + 16;  // the 16 bytes spread ldmatrix over the banks
+  static constexpr int kScaleBytes = sizeof(typename C::Scale::Storage);
+  static constexpr int kCodesSize = C::kBlockN / 16 * kBricks * kBrickBytes;
+  static constexpr int kScalesSize = kScalesInLoop ? C::kBlockN * kGroups * kScaleBytes : 0;
+  static constexpr int kZerosSize = C::kHasZero ? C::kBlockN * kGroups : 0;
+  static constexpr int kStageSize =
+      kCodesSize + kScalesSize + kZerosSize + C::kBlockM * kXPitch;
+  static constexpr int kSharedBytes = C::kStages * kStageSize;
+
+  // (row block, token tile, i) -> row 16 * block + g + 8 * (i >> 1), token 8 * tile + 2t + (i & 1)
+  using Accumulators = float[kRowBlocks][kTokenTiles][4];
+
+  // One matrix that is copied in runs: a run of kRun pieces of 16 bytes from each row block.
+  template <int kRuns, int kRun>
+  struct Runs {
+    static constexpr int kTotal = kRuns * kRun;
+    static constexpr int kCount = ceil_div(kTotal, kThreads);
+    static_assert(kTotal == 0 || kThreads % kRun == 0 || kRun % kThreads == 0,
+                  "slot mainloop: threads and the pieces of a run divide one another");
+    // Piece i of a thread is piece `piece(i)` of run `run(i)`; constant steps from the first one.
+    static __device__ int first() { return int(threadIdx.x); }
+    static __device__ int run(int i) { return (first() + i * kThreads) / kRun; }
+    static __device__ int piece(int i) { return (first() + i * kThreads) % kRun; }
+    static __device__ bool mine(int i) { return first() + i * kThreads < kTotal; }
+  };
+  using CodeRuns = Runs<C::kBlockN / 16, kBricks * kBrickBytes / 16>;
+  using ScaleRuns = Runs<kScalesInLoop ? C::kBlockN / 16 : 0, kGroups * kScaleBytes>;
+  using ZeroRuns = Runs<C::kHasZero ? C::kBlockN / 16 : 0, kGroups>;
+  using XRuns = Runs<C::kBlockM, C::kBlockK / 8>;
+  static constexpr int kPieces =
+      CodeRuns::kCount + ScaleRuns::kCount + ZeroRuns::kCount + XRuns::kCount;
+  using Fetch = typename C::Mover::template Fetch<kPieces>;
+
+  // Copies stage after stage of this CTA's tile; pieces outside the matrices become zeros.
+  struct Loader {
+    const GemmParams& p;
+    u32 shared;
+    int block_n, block_m;  // first row block and first token of the tile
+    int row_blocks, bricks, groups;
+
+    __device__ Loader(const GemmParams& params, u32 address, int tile_n, int tile_m)
+        : p(params), shared(address), block_n(tile_n * (C::kBlockN / 16)),
+          block_m(tile_m * C::kBlockM), row_blocks((params.n + 15) / 16),
+          bricks((params.k + 63) / 64),
+          groups(C::kGroupK == 0 ? 1 : (bricks * 64 + C::kGroupK - 1) / max_of(C::kGroupK, 1)) {}
+
+    __device__ void issue(Fetch& fetch, int stage, int slot) const {
+      u32 target = shared + slot * kStageSize;
+      int at = 0;
+      const int brick = stage * kBricks;
+      const u8* codes = static_cast<const u8*>(p.codes);
+#pragma unroll
+      for (int i = 0; i < CodeRuns::kCount; ++i, ++at) {
+        if (!CodeRuns::mine(i)) { fetch.skip(at); continue; }
+        const int block = block_n + CodeRuns::run(i), piece = CodeRuns::piece(i);
+        const bool exists = block < row_blocks && brick + piece / (kBrickBytes / 16) < bricks;
+        const i64 from = (i64(block) * bricks + brick) * kBrickBytes + piece * 16;
+        fetch.issue(at, target + (threadIdx.x + i * kThreads) * 16, codes + (exists ? from : 0),
+                    exists);
+      }
+      target += kCodesSize;
+      const int group = C::kGroupK == 0 ? 0 : stage * C::kBlockK / max_of(C::kGroupK, 1);
+      const u8* scales = static_cast<const u8*>(p.scales);
+#pragma unroll
+      for (int i = 0; i < ScaleRuns::kCount; ++i, ++at) {
+        if (!ScaleRuns::mine(i)) { fetch.skip(at); continue; }
+        const int block = block_n + ScaleRuns::run(i), piece = ScaleRuns::piece(i);
+        const bool exists = block < row_blocks && group + piece / kScaleBytes < groups;
+        const i64 from = (i64(block) * groups + group) * 16 * kScaleBytes + piece * 16;
+        fetch.issue(at, target + (threadIdx.x + i * kThreads) * 16, scales + (exists ? from : 0),
+                    exists);
+      }
+      target += kScalesSize;
+      const u8* zeros = static_cast<const u8*>(p.zeros);
+#pragma unroll
+      for (int i = 0; i < ZeroRuns::kCount; ++i, ++at) {
+        if (!ZeroRuns::mine(i)) { fetch.skip(at); continue; }
+        const int block = block_n + ZeroRuns::run(i), piece = ZeroRuns::piece(i);
+        const bool exists = block < row_blocks && group + piece < groups;
+        const i64 from = (i64(block) * groups + group + piece) * 16;
+        fetch.issue(at, target + (threadIdx.x + i * kThreads) * 16, zeros + (exists ? from : 0),
+                    exists);
+      }
+      target += kZerosSize;
+      const u8* x = static_cast<const u8*>(p.x);
+#pragma unroll
+      for (int i = 0; i < XRuns::kCount; ++i, ++at) {
+        if (!XRuns::mine(i)) { fetch.skip(at); continue; }
+        const int token = block_m + XRuns::run(i);
+        const int k = stage * C::kBlockK + 8 * XRuns::piece(i);
+        const bool exists = token < p.m && k < p.k;
+        const i64 from = (i64(token) * p.x_stride + k) * 2;
+        fetch.issue(at, target + XRuns::run(i) * kXPitch + 16 * XRuns::piece(i),
+                    x + (exists ? from : 0), exists);
+      }
+    }
+  };
+
+  // Reads this lane's words of a brick, chunk by chunk (word_offset of the layout).
+  static __device__ void read_words(const u8* brick, int lane, u32 (&words)[kWords]) {
+    int first = 0;
+#pragma unroll
+    for (int chunk = 0; chunk < C::Order::kChunks; ++chunk) {
+      const int size = C::Order::kChunkWords[chunk];
+      const u8* from = brick + 128 * first + lane * 4 * size;
+      if (size == 4) {
+        const Words4 read = *reinterpret_cast<const Words4*>(from);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) words[first + i] = read.word[i];
+      } else {
+#pragma unroll
+        for (int i = 0; i < size; ++i) words[first + i] = reinterpret_cast<const u32*>(from)[i];
+      }
+      first += size;
+    }
+  }
+
+  using Partials = float[kChains][kRowBlocks][kTokenTiles][4];
+  using Offsets = typename C::Dequant::Offset[kRowBlocks][2];
+
+  // What a warp needs of one stage.
+  struct Stage {
+    const u8* codes;   // of this warp's first row block and first brick
+    const u8* scales;  // of its first row block
+    const u8* zeros;
+    u32 x;             // address of this lane's ldmatrix rows, token tile 0, first k
+    int first_group;   // group of its first step, within the stage
+    int lane;
+
+    __device__ static int group_of(int first_step, int step) {
+      return C::kGroupK == 0 ? 0 : (first_step + step) * 16 / max_of(C::kGroupK, 1);
+    }
+    __device__ float scale(int block, int group, int row) const {
+      const auto* values = reinterpret_cast<const typename C::Scale::Storage*>(scales);
+      return C::Scale::to_float(values[(block * kGroups + group) * 16 + row]);
+    }
+    __device__ u32 zero(int block, int group, int row) const {
+      return zeros[(block * kGroups + group) * 16 + row];
+    }
+  };
+
+  // Multiplies one brick's kStep and kStep + 1, 32 values of K, for all rows and tokens of the warp.
+  template <int kStep>
+  static __device__ void step_pair(const Stage& stage, int brick, int first_step,
+                                   const u32 (&words)[kRowBlocks][kWords], Accumulators& acc,
+                                   Partials& partial, Offsets& offsets) {
+    u32 a[2][kRowBlocks][4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int step = 4 * brick + kStep + half;
+      const int group = Stage::group_of(first_step, step);
+      const bool opens = step % kGroupSteps == 0;
+#pragma unroll
+      for (int block = 0; block < kRowBlocks; ++block) {
+        if (C::kHasZero && opens) {
+          offsets[block][0] = C::Dequant::offset(stage.zero(block, group, stage.lane / 4));
+          offsets[block][1] = C::Dequant::offset(stage.zero(block, group, stage.lane / 4 + 8));
+        }
+        if (half == 0) {
+          C::Dequant::template run<kStep>(words[block], offsets[block], a[0][block]);
+        } else {
+          C::Dequant::template run<kStep + 1>(words[block], offsets[block], a[1][block]);
+        }
+        if (C::kScaleSite == ScaleSite::kOperand) {
+#pragma unroll
+          for (int r = 0; r < 4; ++r) {
+            const auto* values = reinterpret_cast<const u16*>(stage.scales);
+            const u32 factor = values[(block * kGroups + group) * 16 + stage.lane / 4 + 8 * (r & 1)];
+            a[half][block][r] = C::Dequant::scale(a[half][block][r], factor * 0x00010001u);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int tile = 0; tile < kTokenTiles; ++tile) {
+      u32 b[4];
+      ptx::ldmatrix_x4(b, stage.x + tile * 8 * kXPitch + (64 * brick + 16 * kStep) * 2);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int chain = kChains == 2 ? half : 0;
+        const int step = 4 * brick + kStep + half;
+#pragma unroll
+        for (int block = 0; block < kRowBlocks; ++block) {
+          if constexpr (kPerGroup) {
+            float(&sum)[4] = partial[chain][block][tile];
+            if (step % kGroupSteps < kChains) sum[0] = sum[1] = sum[2] = sum[3] = 0.f;
+            C::Mma::fma(sum, a[half][block], b[2 * half], b[2 * half + 1]);
+            // With groups of 16 a sum is complete after every step.
+            if (kGroupSteps == 1) flush_tile(stage, first_step, step, block, tile, acc, partial);
+          } else {
+            C::Mma::fma(acc[block][tile], a[half][block], b[2 * half], b[2 * half + 1]);
+          }
+        }
+      }
+    }
+    constexpr int kLast = kStep + 1;
+    if (kPerGroup && kGroupSteps > 1 && (4 * brick + kLast + 1) % kGroupSteps == 0) {
+#pragma unroll
+      for (int block = 0; block < kRowBlocks; ++block) {
+#pragma unroll
+        for (int tile = 0; tile < kTokenTiles; ++tile) {
+          flush_tile(stage, first_step, 4 * brick + kLast, block, tile, acc, partial);
+        }
+      }
+    }
+  }
+
+  // Adds the finished sums of a group, times its scales, to the accumulators.
+  static __device__ void flush_tile(const Stage& stage, int first_step, int step, int block,
+                                    int tile, Accumulators& acc, const Partials& partial) {
+    const int group = Stage::group_of(first_step, step);
+    const float upper = stage.scale(block, group, stage.lane / 4);
+    const float lower = stage.scale(block, group, stage.lane / 4 + 8);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float sum = partial[0][block][tile][i];
+      if (kChains == 2) sum += partial[kChains - 1][block][tile][i];
+      acc[block][tile][i] += sum * (i < 2 ? upper : lower);
+    }
+  }
+
+  static __device__ void compute(const Stage& stage, int first_step, Accumulators& acc) {
+    Partials partial;
+    Offsets offsets;
+#pragma unroll
+    for (int block = 0; block < kRowBlocks; ++block) {
+      offsets[block][0] = offsets[block][1] = C::Dequant::offset();
+    }
+#pragma unroll
+    for (int brick = 0; brick < kWarpBricks; ++brick) {
+      u32 words[kRowBlocks][kWords];
+#pragma unroll
+      for (int block = 0; block < kRowBlocks; ++block) {
+        read_words(stage.codes + (block * kBricks + brick) * kBrickBytes, stage.lane,
+                   words[block]);
+      }
+      step_pair<0>(stage, brick, first_step, words, acc, partial, offsets);
+      step_pair<2>(stage, brick, first_step, words, acc, partial, offsets);
+    }
+  }
+
+  // Sums stages [begin, end) of the tile. `ready` runs before the first read of activations.
+  static __device__ void run(const GemmParams& p, u8* shared, int tile_n, int tile_m, int begin,
+                             int end, Accumulators& acc) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp_n = warp % C::kWarpsN, warp_k = warp / C::kWarpsN;
+    const Loader loader(p, ptx::shared_address(shared), tile_n, tile_m);
+    Fetch fetch;
+#pragma unroll
+    for (int ahead = 0; ahead < C::kStages - 1; ++ahead) {
+      if (begin + ahead < end) {
+        loader.issue(fetch, begin + ahead, ahead);
+        fetch.land();
+      }
+      C::Mover::commit();
+    }
+    const int first_step = warp_k * kWarpSteps;
+    // ldmatrix: lane -> token lane % 8, k 8 * (lane / 8): four matrices are two steps of K.
+    const u32 x_offset = kCodesSize + kScalesSize + kZerosSize + (lane % 8) * kXPitch +
+                         (lane / 8) * 16 + first_step * 32;
+    int slot = 0;
+    for (int at = begin; at < end; ++at) {
+      C::Mover::template wait<C::kStages - 2>();
+      __syncthreads();  // the stage is there for all, and all have left the one before
+      const int next = at + C::kStages - 1;
+      const int next_slot = slot == 0 ? C::kStages - 1 : slot - 1;
+      if (next < end) loader.issue(fetch, next, next_slot);
+      const u8* base = shared + slot * kStageSize;
+      Stage stage;
+      stage.codes =
+          base + (warp_n * kRowBlocks * kBricks + warp_k * kWarpBricks) * kBrickBytes;
+      stage.scales = base + kCodesSize + warp_n * kRowBlocks * kGroups * 16 * kScaleBytes;
+      stage.zeros = base + kCodesSize + kScalesSize + warp_n * kRowBlocks * kGroups * 16;
+      stage.x = ptx::shared_address(base) + x_offset;
+      stage.lane = lane;
+      compute(stage, first_step, acc);
+      if (next < end) fetch.land();
+      C::Mover::commit();
+      slot = slot == C::kStages - 1 ? 0 : slot + 1;
+    }
+    C::Mover::template wait<0>();
+    __syncthreads();  // shared memory is free for the epilogue
+  }
+};
+
+}  // namespace humming

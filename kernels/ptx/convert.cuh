@@ -1,0 +1,30 @@
+// Conversions between float and its bits, and between float and half (PTX ISA 9.7.9.21 "cvt").
+#pragma once
+
+namespace humming::ptx {
+
+__device__ inline float bits_to_f32(unsigned bits) {
+  float value;
+  asm("mov.b32 %0, %1;" : "=f"(value) : "r"(bits));
+  return value;
+}
+
+__device__ inline unsigned f32_to_bits(float value) {
+  unsigned bits;
+  asm("mov.b32 %0, %1;" : "=r"(bits) : "f"(value));
+  return bits;
+}
+
+__device__ inline float f16_to_f32(unsigned short bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+
+__device__ inline unsigned short f32_to_f16(float value) {
+  unsigned short bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+}  // namespace humming::ptx

@@ -1,0 +1,57 @@
+// Small own types, so that a kernel includes no toolkit or standard header and compiles fast.
+#pragma once
+
+#include <humming/ptx/convert.cuh>
+
+namespace humming {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+using i64 = long long;
+
+// 16 bytes that move as one access.
+struct alignas(16) Words4 {
+  u32 word[4];
+};
+
+// Element types: how a value is stored in memory and how it becomes a float and back.
+struct F32 {
+  using Storage = float;
+  static __device__ float to_float(float value) { return value; }
+  static __device__ float from_float(float value) { return value; }
+};
+
+struct F16 {
+  using Storage = u16;
+  static __device__ float to_float(u16 bits) { return ptx::f16_to_f32(bits); }
+  static __device__ u16 from_float(float value) { return ptx::f32_to_f16(value); }
+};
+
+struct Bf16 {
+  using Storage = u16;
+  // bfloat16 is the upper half of a float.
+  static __device__ float to_float(u16 bits) { return ptx::bits_to_f32(u32(bits) << 16); }
+  // Round to nearest even in integers, which every architecture has; a NaN keeps its quiet bit.
+  static __device__ u16 from_float(float value) {
+    const u32 bits = ptx::f32_to_bits(value);
+    const u32 rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+    return u16((value != value ? bits | 0x400000u : rounded) >> 16);
+  }
+};
+
+template <class A, class B>
+struct IsSame {
+  static constexpr bool value = false;
+};
+template <class A>
+struct IsSame<A, A> {
+  static constexpr bool value = true;
+};
+
+constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+constexpr int min_of(int a, int b) { return a < b ? a : b; }
+constexpr int max_of(int a, int b) { return a > b ? a : b; }
+
+}  // namespace humming
