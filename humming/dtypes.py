@@ -212,12 +212,12 @@ class DataType:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """A sentence that names what is known and most like `name`: "Did you mean 'fp8'?"."""
-    names = sorted(set(known))
+    """A sentence with what is known and most like `name`, or else the first of what is known."""
+    names = list(dict.fromkeys(known))
     close = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
     if close:
         return f"Did you mean {' or '.join(repr(n) for n in close)}?"
-    shown = names if len(names) <= 16 else [*names[:16], "..."]
+    shown = names if len(names) <= 12 else [*names[:12], "..."]
     return f"Known are {', '.join(shown)}."
 
 
@@ -345,8 +345,8 @@ def _parse_name(text: str) -> DataType:
     raise UnsupportedError(f"dtype {text!r}", why, suggest(name, _known_names()))
 
 
-def _known_names() -> set[str]:
-    return {*_BY_NAME, *_ALIASES, *_BY_PTX}
+def _known_names() -> list[str]:
+    return [*_ALIASES, *_BY_NAME, *_BY_PTX]
 
 
 def _require_narrow(dtype: DataType) -> None:
