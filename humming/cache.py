@@ -1,0 +1,241 @@
+"""The kernel cache: what a compiled kernel depends on, and where its image is kept.
+
+A key is made of contents only: the source, the headers that it includes, the compiler with its
+version and its options. No path and no time enters it: a cache filled on one host serves a fleet.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from filelock import FileLock
+
+from humming import env
+from humming.errors import CompileError, PluginError
+
+_LOG = logging.getLogger(__name__)
+
+# Any spelling that could pull in a file, and the only one that is allowed.
+_ANY_INCLUDE = re.compile(r"^\s*(?:#|%:)\s*(?:include|include_next|import|embed)\b")
+_OUR_INCLUDE = re.compile(r"^#include <(humming/[\w.\-/]+)>\s*(?://.*)?$")
+
+_MAGIC = b"humming kernel 1\n"
+_DIGEST_CHARS = hashlib.sha256().digest_size * 2
+
+
+def include_closure(
+    source: str, include_dirs: Sequence[Path], *, name: str = "the composed source"
+) -> dict[str, str]:
+    """Returns the text of every header that `source` includes, directly or not, by include name.
+
+    `#include <humming/P>` is the only spelling allowed; it names `P` in one of `include_dirs`.
+
+    Args:
+        source: CUDA source.
+        include_dirs: directories of device code; at most one of them may hold a given `P`.
+        name: what errors call `source`.
+
+    Raises:
+        CompileError: another spelling, or a header that no directory holds; says file and line.
+        PluginError: two directories hold the same header.
+    """
+    closure: dict[str, str] = {}
+    pending = [(name, source)]
+    while pending:
+        includer, text = pending.pop()
+        for include, line in _includes(includer, text):
+            if include not in closure:
+                closure[include] = _read_header(include, include_dirs, f"{includer}:{line}")
+                pending.append((include, closure[include]))
+    return dict(sorted(closure.items()))
+
+
+def _includes(includer: str, text: str) -> Iterator[tuple[str, int]]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if _ANY_INCLUDE.match(line) is None:
+            continue
+        match = _OUR_INCLUDE.match(line)
+        if match is None or ".." in match.group(1).split("/"):
+            raise CompileError(
+                f"{includer}:{number}: `{line.strip()}` is not allowed, because the cache hashes "
+                "what a kernel includes; write `#include <humming/PATH>`"
+            )
+        yield match.group(1), number
+
+
+def _read_header(include: str, include_dirs: Sequence[Path], where: str) -> str:
+    path = include.removeprefix("humming/")
+    found = [directory / path for directory in include_dirs if (directory / path).is_file()]
+    if not found:
+        searched = ", ".join(map(str, include_dirs)) or "no directory"
+        raise CompileError(f"{where}: <{include}> does not exist; searched {searched}")
+    if len(found) > 1:
+        raise PluginError(f"{where}: <{include}> is ambiguous: {', '.join(map(str, found))}")
+    return found[0].read_text(encoding="utf-8")
+
+
+def kernel_key(
+    source: str,
+    headers: Mapping[str, str],
+    *,
+    entry: str,
+    compiler: str,
+    version: tuple[int, int],
+    options: Sequence[str],
+) -> str:
+    """Returns the cache key (64 hexadecimal digits) of a kernel.
+
+    Args:
+        source: the composed source.
+        headers: the include closure, text by include name.
+        entry: name of the kernel.
+        compiler: name of the compiler.
+        version: its version, (major, minor).
+        options: the options given to it; they carry the architecture.
+    """
+    digest = hashlib.sha256(_MAGIC)
+    fields = [compiler, f"{version[0]}.{version[1]}", entry, *options, "source", source]
+    for include, text in sorted(headers.items()):
+        fields += [include, text]
+    for field in fields:
+        data = field.encode()
+        # The length in front of each field keeps two lists of fields from running together.
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """One compiled kernel as it is kept.
+
+    Attributes:
+        key: its cache key.
+        entry: name of the kernel in the image.
+        kind: kind of the image, such as "cubin".
+        data: the image.
+        log: what the compiler said.
+    """
+
+    key: str
+    entry: str
+    kind: str
+    data: bytes
+    log: str
+
+    def to_bytes(self) -> bytes:
+        """Returns the entry as a file: a magic line, a checksum line, a JSON line, the image."""
+        fields = asdict(self)
+        data = fields.pop("data")
+        body = json.dumps(fields).encode() + b"\n" + data
+        return _MAGIC + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> "CacheEntry":
+        """Reads back what `to_bytes` wrote; ValueError says what is wrong with it."""
+        if not raw.startswith(_MAGIC):
+            raise ValueError("no kernel of this format")
+        body_at = len(_MAGIC) + _DIGEST_CHARS + 1
+        checksum, body = raw[len(_MAGIC) : body_at - 1], raw[body_at:]
+        if hashlib.sha256(body).hexdigest().encode() != checksum:
+            raise ValueError("the checksum does not match")
+        header, _, data = body.partition(b"\n")
+        return cls(**json.loads(header), data=data)
+
+
+class KernelCache:
+    """A directory of compiled kernels that processes share.
+
+    Files are named by key, written whole or not at all, readable by their owner alone, and checked
+    when read: a damaged one is reported through `logging` and built again.
+
+    Args:
+        root: the folder in whose subfolder `kernels` the entries lie, as `HUMMING_CACHE_DIR` names
+            one; by default that of the environment. It is made on the first write.
+    """
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.directory = (env.cache_dir() if root is None else Path(root)) / "kernels"
+
+    def path(self, key: str) -> Path:
+        """Returns the file that holds, or would hold, the kernel of that key."""
+        return self.directory / f"{key}.kernel"
+
+    def load(self, key: str) -> CacheEntry | None:
+        """Returns the kernel of that key, or None if it is absent or cannot be used."""
+        path = self.path(key)
+        try:
+            entry = CacheEntry.from_bytes(path.read_bytes())
+            if entry.key != key:
+                raise ValueError(f"it holds the kernel {entry.key}")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError) as error:
+            _LOG.warning("cached kernel %s cannot be used (%s); it is built again", path, error)
+            return None
+        return entry
+
+    def store(self, entry: CacheEntry) -> None:
+        """Writes a kernel so that a reader sees all of it or nothing, even after a crash."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # mkstemp creates with mode 0600.
+        descriptor, temporary = tempfile.mkstemp(prefix=".kernel-", dir=self.directory)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(entry.to_bytes())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.path(entry.key))
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+    def load_or_build(self, key: str, build: Callable[[], CacheEntry]) -> tuple[CacheEntry, bool]:
+        """Returns the kernel of that key, built if it is absent, and whether it was cached.
+
+        Of several processes that ask for the same key, one builds and the others wait for it.
+        A directory that cannot be written costs a warning, not the kernel.
+        """
+        if (cached := self.load(key)) is not None:
+            return cached, True
+        with self._lock(key):
+            if (cached := self.load(key)) is not None:
+                return cached, True
+            entry = build()
+            try:
+                self.store(entry)
+            except OSError as error:
+                self._warn_unwritable(error)
+            return entry, False
+
+    @contextmanager
+    def _lock(self, key: str) -> Iterator[None]:
+        # A few shared lock files instead of one a kernel: they are never removed, since removing a
+        # lock that another process is about to take would let two of them in.
+        locks = self.directory / "locks"
+        try:
+            locks.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = FileLock(locks / f"{key[:2]}.lock", mode=0o600)
+            lock.acquire()
+        except OSError as error:
+            self._warn_unwritable(error)
+            yield
+            return
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _warn_unwritable(self, error: OSError) -> None:
+        _LOG.warning(
+            "the kernel cache %s cannot be written (%s), so each process compiles for itself; "
+            "set HUMMING_CACHE_DIR to a writable directory",
+            self.directory,
+            error,
+        )

@@ -1,0 +1,232 @@
+"""The kernel cache: what a key depends on, and entries that survive processes, damage and races."""
+
+import multiprocessing
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+
+from humming.cache import CacheEntry, KernelCache, include_closure, kernel_key
+from humming.errors import CompileError, PluginError
+
+KEY = "ab" * 32
+
+
+def _entry(key: str = KEY, data: bytes = b"\x7fELF\n\x00image") -> CacheEntry:
+    return CacheEntry(key, "kernel_1", "cubin", data, "ptxas info\nUsed 40 registers")
+
+
+@pytest.fixture
+def headers(tmp_path: Path) -> tuple[Path, Path]:
+    """Two include directories: a includes b and d, b includes c and a, c is in the second."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    (first / "deep").mkdir(parents=True)
+    second.mkdir()
+    (first / "a.cuh").write_text(
+        "#pragma once\n#include <humming/b.cuh>\n#include <humming/deep/d.cuh>  // why\n"
+    )
+    (first / "b.cuh").write_text("#include <humming/c.cuh>\n#include <humming/a.cuh>\n")
+    (first / "deep" / "d.cuh").write_text("int d;\n")
+    (second / "c.cuh").write_text("int c;\n")
+    (second / "unused.cuh").write_text("int unused;\n")
+    return first, second
+
+
+def test_closure_follows_includes_through_directories_and_circles(
+    headers: tuple[Path, Path],
+) -> None:
+    closure = include_closure("#include <humming/a.cuh>\nint x;\n", headers)
+    assert list(closure) == [
+        "humming/a.cuh",
+        "humming/b.cuh",
+        "humming/c.cuh",
+        "humming/deep/d.cuh",
+    ]
+    assert closure["humming/c.cuh"] == "int c;\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '#include "humming/a.cuh"',
+        "#include <cuda_fp16.h>",
+        "#include <humming/../a.cuh>",
+        "  #include <humming/a.cuh>",
+        "# include <humming/a.cuh>",
+        "#include<humming/a.cuh>",
+        "#include <humming/a.cuh> int x;",
+        "#include HEADER",
+        "#include_next <humming/a.cuh>",
+        "%:include <humming/a.cuh>",
+    ],
+)
+def test_other_spellings_are_errors_that_say_where(line: str, headers: tuple[Path, Path]) -> None:
+    (headers[0] / "bad.cuh").write_text(f"int x;\n\n{line}\n")
+    with pytest.raises(CompileError, match=r"humming/bad\.cuh:3: .*#include <humming/PATH>"):
+        include_closure("#include <humming/bad.cuh>\n", headers)
+
+
+def test_missing_header_says_who_asked_and_where_was_searched(
+    headers: tuple[Path, Path],
+) -> None:
+    with pytest.raises(CompileError) as caught:
+        include_closure("\n#include <humming/none.cuh>\n", headers, name="kernel_1.cu")
+    assert "kernel_1.cu:2: <humming/none.cuh>" in str(caught.value)
+    assert all(str(directory) in str(caught.value) for directory in headers)
+
+
+def test_the_same_header_in_two_directories_is_an_error(headers: tuple[Path, Path]) -> None:
+    (headers[1] / "b.cuh").write_text("")
+    with pytest.raises(PluginError, match=r"<humming/b\.cuh> is ambiguous"):
+        include_closure("#include <humming/a.cuh>\n", headers)
+
+
+BASE = {
+    "source": "int x;",
+    "headers": {"humming/a.cuh": "int a;"},
+    "entry": "kernel_1",
+    "compiler": "nvrtc",
+    "version": (13, 0),
+    "options": ("--std=c++20", "--gpu-architecture=sm_80"),
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"source": "int y;"},
+        {"headers": {"humming/a.cuh": "int b;"}},
+        {"headers": {"humming/b.cuh": "int a;"}},
+        {"headers": {}},
+        {"entry": "kernel_2"},
+        {"compiler": "other"},
+        {"version": (13, 1)},
+        {"options": ("--std=c++20", "--gpu-architecture=sm_90a")},
+        {"options": ("--std=c++20--gpu-architecture=sm_80",)},
+        {"options": (*BASE["options"], "-lineinfo")},
+    ],
+    ids=str,
+)
+def test_key_depends_on(change: dict) -> None:
+    assert kernel_key(**BASE) != kernel_key(**{**BASE, **change})
+
+
+def test_key_is_the_same_on_every_host() -> None:
+    two = {"humming/a.cuh": "int a;", "humming/b.cuh": ""}
+    reordered = dict(reversed(two.items()))
+    assert kernel_key(**{**BASE, "headers": two}) == kernel_key(**{**BASE, "headers": reordered})
+    # A literal guards against anything of this machine or version of Python entering the key.
+    assert kernel_key(**BASE) == "86b6b242e6ddd304caa0c50cb80230d75805f1e99f88cf67cbd88fed6f553bcb"
+
+
+def test_round_trip_in_a_private_directory(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path / "new")
+    assert cache.load(KEY) is None
+    cache.store(_entry())
+    assert cache.load(KEY) == _entry()
+    assert stat.S_IMODE(cache.directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE(cache.path(KEY).stat().st_mode) == 0o600
+    assert [path.name for path in cache.directory.iterdir()] == [f"{KEY}.kernel"]
+
+
+def test_default_directory_is_the_environments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUMMING_CACHE_DIR", str(tmp_path))
+    assert KernelCache().directory == KernelCache(tmp_path).directory
+
+
+def _flip(raw: bytes, at: int) -> bytes:
+    return raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda raw: b"", id="empty"),
+        pytest.param(lambda raw: raw[: len(raw) // 2], id="cut"),
+        pytest.param(lambda raw: raw + b"x", id="longer"),
+        pytest.param(lambda raw: _flip(raw, 3), id="magic"),
+        pytest.param(lambda raw: _flip(raw, 30), id="checksum"),
+        pytest.param(lambda raw: _flip(raw, 100), id="header"),
+        pytest.param(lambda raw: _flip(raw, -1), id="image"),
+        pytest.param(lambda raw: _entry("cd" * 32).to_bytes(), id="other-kernel"),
+    ],
+)
+def test_damaged_entry_is_reported_and_built_again(
+    damage, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = KernelCache(tmp_path)
+    cache.store(_entry())
+    cache.path(KEY).write_bytes(damage(cache.path(KEY).read_bytes()))
+    assert cache.load_or_build(KEY, _entry) == (_entry(), False)
+    assert "cannot be used" in caplog.text
+    assert cache.load_or_build(KEY, pytest.fail) == (_entry(), True)
+
+
+def test_failed_build_leaves_nothing_behind(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path)
+
+    def build() -> CacheEntry:
+        raise CompileError("no")
+
+    with pytest.raises(CompileError):
+        cache.load_or_build(KEY, build)
+    assert not list(cache.directory.glob("*.kernel")) + list(cache.directory.glob(".kernel-*"))
+    assert cache.load_or_build(KEY, _entry) == (_entry(), False)
+
+
+def test_interrupted_write_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = KernelCache(tmp_path)
+
+    def interrupted(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cache.store(_entry())
+    assert not list(cache.directory.iterdir())
+
+
+def test_directory_that_cannot_be_written_costs_a_warning_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # A file where the directory should be stops root too, whom permissions would not.
+    (tmp_path / "kernels").write_text("")
+    cache = KernelCache(tmp_path)
+    with caplog.at_level("WARNING"):
+        entry, from_cache = cache.load_or_build(KEY, _entry)
+    assert (entry, from_cache) == (_entry(), False)
+    assert "HUMMING_CACHE_DIR" in caplog.text
+
+
+def _build_slowly(root: str, log: str, start: "multiprocessing.synchronize.Event") -> None:
+    def build() -> CacheEntry:
+        with open(log, "a") as file:
+            file.write("built\n")
+        time.sleep(0.3)
+        return _entry()
+
+    start.wait()
+    entry, _ = KernelCache(Path(root)).load_or_build(KEY, build)
+    assert entry == _entry()
+
+
+def test_processes_that_ask_at_the_same_time_build_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    start, log = context.Event(), tmp_path / "log"
+    workers = [
+        context.Process(target=_build_slowly, args=(str(tmp_path), str(log), start))
+        for _ in range(4)
+    ]
+    for worker in workers:
+        worker.start()
+    start.set()
+    for worker in workers:
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [0] * 4
+    assert log.read_text() == "built\n"
