@@ -33,6 +33,7 @@ concept Dequant = requires(const u32 (&words)[4], const typename T::Offset (&row
   { T::offset() };
   { T::offset(zero) };
   T::template run<0>(words, rows, a);
+  { T::subtract(zero, zero) };
   { T::scale(zero, zero) };
 };
 

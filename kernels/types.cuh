@@ -41,6 +41,27 @@ struct Bf16 {
   }
 };
 
+// Exponent only, 2^(code - 127); 255 is NaN (OCP Microscaling Formats, section 5.4.1).
+struct E8m0 {
+  using Storage = u8;
+  static __device__ float to_float(u8 code) {
+    if (code == 0) return ptx::bits_to_f32(0x00400000u);  // 2^-127 is subnormal in float
+    return ptx::bits_to_f32(code == 255 ? 0x7fc00000u : u32(code) << 23);
+  }
+};
+
+// Sign, 4 bits of exponent with bias 7, 3 of mantissa; all ones is NaN (OCP FP8, E4M3).
+struct E4m3 {
+  using Storage = u8;
+  static __device__ float to_float(u8 code) {
+    const u32 magnitude = code & 0x7fu, sign = u32(code & 0x80u) << 24;
+    if (magnitude == 0x7fu) return ptx::bits_to_f32(0x7fc00000u | sign);
+    // Exponent and mantissa put where float has them mean the value times 2^-120, exactly, and
+    // subnormals too; the product restores it.
+    return ptx::bits_to_f32(magnitude << 20 | sign) * ptx::bits_to_f32(0x7b800000u);
+  }
+};
+
 template <class A, class B>
 struct IsSame {
   static constexpr bool value = false;

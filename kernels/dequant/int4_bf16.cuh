@@ -20,7 +20,6 @@ struct DequantInt4Bf16 {
                     Order::kBit[0][2] == 8 && Order::kBit[0][3] == 12,
                 "slot dequant: DequantInt4Bf16 expects a step of K in each word, 4 bits apart");
   using Operand = Bf16;
-  static constexpr bool kHasZero = !kTwosComplement;
 
   // Minus what is to be subtracted, for both halves of one row.
   struct Offset {
@@ -45,7 +44,12 @@ struct DequantInt4Bf16 {
     }
   }
 
-  // Both halves times both halves; adding -0 keeps the product as it is.
+  // For zero points that are floats: both halves minus both halves, rounded.
+  static __device__ u32 subtract(u32 values, u32 zero) {
+    return ptx::fma_bf16x2(values, 0x3f803f80u, zero ^ 0x80008000u);
+  }
+
+  // For scales that are applied to operands, rounded; adding -0 keeps the product as it is.
   static __device__ u32 scale(u32 values, u32 factor) {
     return ptx::fma_bf16x2(values, factor, 0x80008000u);
   }

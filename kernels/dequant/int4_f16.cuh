@@ -25,7 +25,6 @@ struct DequantInt4F16 {
                     Order::kBit[0][2] == 8 && Order::kBit[0][3] == 12,
                 "slot dequant: DequantInt4F16 expects a step of K in each word, 4 bits apart");
   using Operand = F16;
-  static constexpr bool kHasZero = !kTwosComplement;
 
   // What is subtracted from registers 0, 2 and from registers 1, 3: both halves of one row.
   struct Offset {
@@ -61,7 +60,10 @@ struct DequantInt4F16 {
     a[3] = ptx::fma_f16x2(code3, kSixteenth, rows[1].high);
   }
 
-  // Both halves times both halves, for scales that are applied to operands.
+  // For zero points that are floats: both halves minus both halves, rounded.
+  static __device__ u32 subtract(u32 values, u32 zero) { return ptx::sub_f16x2(values, zero); }
+
+  // For scales that are applied to operands: both halves times both halves, rounded.
   static __device__ u32 scale(u32 values, u32 factor) { return ptx::mul_f16x2(values, factor); }
 };
 

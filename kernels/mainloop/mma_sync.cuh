@@ -32,6 +32,9 @@ enum class ScaleSite {
   kOperand,      // one scale a row and group: multiplied into A, rounded to the operand
 };
 
+// What is subtracted from a code: nothing, a uint8, or a value of the scale's type.
+enum class ZeroPoint { kNone, kInteger, kFloat };
+
 template <class C>
 struct MmaSyncMainloop {
   static constexpr int kThreads = 32 * C::kWarpsN * C::kWarpsK;
@@ -43,6 +46,7 @@ struct MmaSyncMainloop {
   static constexpr int kBrickBytes = 128 * kWords;
   static constexpr bool kScalesInLoop = C::kScaleSite != ScaleSite::kEpilogue;
   static constexpr bool kPerGroup = C::kScaleSite == ScaleSite::kAccumulator;
+  static constexpr bool kHasZero = C::kZeroPoint != ZeroPoint::kNone;
 
   static_assert(C::kBlockN % (16 * C::kWarpsN) == 0 && C::kBlockM % 8 == 0,
                 "slot mainloop: tiles are multiples of 16 rows a warp and of 8 tokens");
@@ -68,7 +72,8 @@ struct MmaSyncMainloop {
   static constexpr int kScaleBytes = sizeof(typename C::Scale::Storage);
   static constexpr int kCodesSize = C::kBlockN / 16 * kBricks * kBrickBytes;
   static constexpr int kScalesSize = kScalesInLoop ? C::kBlockN * kGroups * kScaleBytes : 0;
-  static constexpr int kZerosSize = C::kHasZero ? C::kBlockN * kGroups : 0;
+  static constexpr int kZeroBytes = C::kZeroPoint == ZeroPoint::kFloat ? kScaleBytes : 1;
+  static constexpr int kZerosSize = kHasZero ? C::kBlockN * kGroups * kZeroBytes : 0;
   static constexpr int kStageSize =
       kCodesSize + kScalesSize + kZerosSize + C::kBlockM * kXPitch;
   static constexpr int kSharedBytes = C::kStages * kStageSize;
@@ -81,9 +86,7 @@ struct MmaSyncMainloop {
   struct Runs {
     static constexpr int kTotal = kRuns * kRun;
     static constexpr int kCount = ceil_div(kTotal, kThreads);
-    static_assert(kTotal == 0 || kThreads % kRun == 0 || kRun % kThreads == 0,
-                  "slot mainloop: threads and the pieces of a run divide one another");
-    // Piece i of a thread is piece `piece(i)` of run `run(i)`; constant steps from the first one.
+    // A thread's copy number i is piece `piece(i)` of run `run(i)`.
     static __device__ int first() { return int(threadIdx.x); }
     static __device__ int run(int i) { return (first() + i * kThreads) / kRun; }
     static __device__ int piece(int i) { return (first() + i * kThreads) % kRun; }
@@ -91,7 +94,7 @@ struct MmaSyncMainloop {
   };
   using CodeRuns = Runs<C::kBlockN / 16, kBricks * kBrickBytes / 16>;
   using ScaleRuns = Runs<kScalesInLoop ? C::kBlockN / 16 : 0, kGroups * kScaleBytes>;
-  using ZeroRuns = Runs<C::kHasZero ? C::kBlockN / 16 : 0, kGroups>;
+  using ZeroRuns = Runs<kHasZero ? C::kBlockN / 16 : 0, kGroups * kZeroBytes>;
   using XRuns = Runs<C::kBlockM, C::kBlockK / 8>;
   static constexpr int kPieces =
       CodeRuns::kCount + ScaleRuns::kCount + ZeroRuns::kCount + XRuns::kCount;
@@ -142,8 +145,8 @@ struct MmaSyncMainloop {
       for (int i = 0; i < ZeroRuns::kCount; ++i, ++at) {
         if (!ZeroRuns::mine(i)) { fetch.skip(at); continue; }
         const int block = block_n + ZeroRuns::run(i), piece = ZeroRuns::piece(i);
-        const bool exists = block < row_blocks && group + piece < groups;
-        const i64 from = (i64(block) * groups + group + piece) * 16;
+        const bool exists = block < row_blocks && group + piece / kZeroBytes < groups;
+        const i64 from = (i64(block) * groups + group) * 16 * kZeroBytes + piece * 16;
         fetch.issue(at, target + (threadIdx.x + i * kThreads) * 16, zeros + (exists ? from : 0),
                     exists);
       }
@@ -190,7 +193,6 @@ struct MmaSyncMainloop {
     const u8* scales;  // of its first row block
     const u8* zeros;
     u32 x;             // address of this lane's ldmatrix rows, token tile 0, first k
-    int first_group;   // group of its first step, within the stage
     int lane;
 
     __device__ static int group_of(int first_step, int step) {
@@ -200,8 +202,18 @@ struct MmaSyncMainloop {
       const auto* values = reinterpret_cast<const typename C::Scale::Storage*>(scales);
       return C::Scale::to_float(values[(block * kGroups + group) * 16 + row]);
     }
+    // The zero point's integer, or the bits of its float in the operand's type.
     __device__ u32 zero(int block, int group, int row) const {
-      return zeros[(block * kGroups + group) * 16 + row];
+      const int at = (block * kGroups + group) * 16 + row;
+      if constexpr (C::kZeroPoint == ZeroPoint::kFloat) return operand(zeros, at);
+      return zeros[at];
+    }
+    // A value of the scale's type, rounded to the operand's.
+    static __device__ u32 operand(const u8* values, int at) {
+      using Operand = typename C::Mma::Operand;
+      const auto value = reinterpret_cast<const typename C::Scale::Storage*>(values)[at];
+      if constexpr (IsSame<Operand, typename C::Scale>::value) return value;
+      return Operand::from_float(C::Scale::to_float(value));
     }
   };
 
@@ -218,7 +230,7 @@ struct MmaSyncMainloop {
       const bool opens = step % kGroupSteps == 0;
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) {
-        if (C::kHasZero && opens) {
+        if (C::kZeroPoint == ZeroPoint::kInteger && opens) {
           offsets[block][0] = C::Dequant::offset(stage.zero(block, group, stage.lane / 4));
           offsets[block][1] = C::Dequant::offset(stage.zero(block, group, stage.lane / 4 + 8));
         }
@@ -227,12 +239,16 @@ struct MmaSyncMainloop {
         } else {
           C::Dequant::template run<kStep + 1>(words[block], offsets[block], a[1][block]);
         }
-        if (C::kScaleSite == ScaleSite::kOperand) {
 #pragma unroll
-          for (int r = 0; r < 4; ++r) {
-            const auto* values = reinterpret_cast<const u16*>(stage.scales);
-            const u32 factor = values[(block * kGroups + group) * 16 + stage.lane / 4 + 8 * (r & 1)];
-            a[half][block][r] = C::Dequant::scale(a[half][block][r], factor * 0x00010001u);
+        for (int r = 0; r < 4; ++r) {
+          const int row = stage.lane / 4 + 8 * (r & 1);
+          u32& value = a[half][block][r];
+          if constexpr (C::kZeroPoint == ZeroPoint::kFloat) {
+            value = C::Dequant::subtract(value, stage.zero(block, group, row) * 0x00010001u);
+          }
+          if constexpr (C::kScaleSite == ScaleSite::kOperand) {
+            const int at = (block * kGroups + group) * 16 + row;
+            value = C::Dequant::scale(value, Stage::operand(stage.scales, at) * 0x00010001u);
           }
         }
       }
@@ -305,7 +321,7 @@ struct MmaSyncMainloop {
     }
   }
 
-  // Sums stages [begin, end) of the tile. `ready` runs before the first read of activations.
+  // Sums stages [begin, end) of the tile.
   static __device__ void run(const GemmParams& p, u8* shared, int tile_n, int tile_m, int begin,
                              int end, Accumulators& acc) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -336,7 +352,7 @@ struct MmaSyncMainloop {
       stage.codes =
           base + (warp_n * kRowBlocks * kBricks + warp_k * kWarpBricks) * kBrickBytes;
       stage.scales = base + kCodesSize + warp_n * kRowBlocks * kGroups * 16 * kScaleBytes;
-      stage.zeros = base + kCodesSize + kScalesSize + warp_n * kRowBlocks * kGroups * 16;
+      stage.zeros = base + kCodesSize + kScalesSize + warp_n * kRowBlocks * kGroups * 16 * kZeroBytes;
       stage.x = ptx::shared_address(base) + x_offset;
       stage.lane = lane;
       compute(stage, first_step, acc);

@@ -1,0 +1,121 @@
+"""Composes the CUDA source of a kernel: includes, one config struct, one entry.
+
+The source depends on the problem's types and the tile, not on N and K, so that the layers of a
+model share kernels. Everything a component needs is a constant of the config struct.
+"""
+
+from collections.abc import Mapping
+
+from humming.capability import DeviceCapabilities
+from humming.components import Component
+from humming.dtypes import DataType
+from humming.errors import UnsupportedError
+from humming.layout import device_struct
+from humming.lowering import ACCUMULATOR, EPILOGUE, OPERAND, Lowering, weight_group
+from humming.problem import GemmProblem
+from humming.tiles import TileConfig
+
+ENTRY = "humming_gemm"
+"""C symbol of every composed kernel."""
+
+# Tiles along N that share token tiles in a group; keeps weights of concurrent CTAs in L2.
+RASTER_GROUP = 8
+
+# Element types of kernels/types.cuh.
+_ELEMENTS = {
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "Bf16",
+    "float8e8m0": "E8m0",
+    "float8e4m3": "E4m3",
+}
+_SITES = {EPILOGUE: "kEpilogue", ACCUMULATOR: "kAccumulator", OPERAND: "kOperand"}
+_ZERO_POINTS = {"none": "kNone", "integer": "kInteger", "float": "kFloat"}
+_SECOND_SCALES = {"none": "kNone", "tensor": "kTensor", "channel": "kChannel"}
+
+
+def compose_source(
+    problem: GemmProblem,
+    lowering: Lowering,
+    tile: TileConfig,
+    components: Mapping[str, Component],
+    caps: DeviceCapabilities,
+) -> str:
+    """The source of the kernel that computes a problem by a lowering, cut as a tile.
+
+    Args:
+        components: by slot; mover, mma, dequant, mainloop and epilogue are needed.
+
+    Raises:
+        UnsupportedError: a type has no counterpart in device code.
+    """
+    headers = sorted(
+        {"humming/gemm.cuh", "humming/scheduler/raster.cuh"}
+        | {component.header for component in components.values()}
+    )
+    struct = {slot: component.struct for slot, component in components.items()}
+    weight, activation = problem.weight, lowering.activation_operand
+    types = {
+        "Activation": f"humming::{_element(activation)}",
+        "Scale": f"humming::{_element(weight.scale_dtype)}",
+        "Out": f"humming::{_element(problem.out_dtype)}",
+        "Mover": struct["mover"],
+        "Mma": struct["mma"],
+        "Dequant": struct["dequant"],
+        "Scheduler": f"humming::RasterScheduler<{RASTER_GROUP}, {tile.split_k}>",
+    }
+    numbers = {
+        "kBlockN": tile.block_n,
+        "kBlockM": tile.block_m,
+        "kBlockK": tile.block_k,
+        "kWarpsN": tile.warps_n,
+        "kWarpsK": tile.warps_k,
+        "kStages": tile.num_stages,
+        "kSplitK": tile.split_k,
+        "kEpilogueM": tile.epilogue_m,
+        "kGroupK": weight_group(problem),
+        "kSharedBytes": tile.smem_bytes(problem, lowering),
+    }
+    choices = {
+        "ScaleSite": _SITES[lowering.scale_site],
+        "ZeroPoint": _ZERO_POINTS[weight.zero_point],
+        "SecondScale": _SECOND_SCALES[weight.second_scale],
+    }
+    dependent = "true" if caps.supports("griddepcontrol") else "false"
+    lines = [
+        f"// {weight.name} x {problem.activation.name} -> {problem.out_dtype}; {lowering.name};",
+        f"// {tile}",
+        *(f"#include <{header}>" for header in headers),
+        "",
+        "// (plane, register) -> word and bit of a lane's codes",
+        device_struct(weight.dtype.bits, lowering.operand_bits, "Order"),
+        "",
+        "struct Config {",
+        "  using Order = ::Order;",
+        *(f"  using {name} = {value};" for name, value in types.items()),
+        *(f"  static constexpr int {name} = {value};" for name, value in numbers.items()),
+        *(
+            f"  static constexpr humming::{name} k{name} = humming::{name}::{value};"
+            for name, value in choices.items()
+        ),
+        f"  static constexpr bool kDependentLaunch = {dependent};",
+        "};",
+        "",
+        f'extern "C" __global__ void __launch_bounds__({tile.threads})',
+        f"    {ENTRY}(const __grid_constant__ humming::GemmParams params) {{",
+        f"  humming::gemm<Config, {struct['mainloop']}, {struct['epilogue']}>(params);",
+        "}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _element(dtype: DataType) -> str:
+    try:
+        return _ELEMENTS[dtype.name]
+    except KeyError:
+        raise UnsupportedError(
+            f"{dtype} in a kernel",
+            "device code has no such element type",
+            f"Use one of {', '.join(_ELEMENTS)}.",
+        ) from None

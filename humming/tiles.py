@@ -1,0 +1,175 @@
+"""How a kernel cuts a product: tiles, warps, pipeline stages, parts of K.
+
+A tile is what one CTA computes: `block_n` rows of weights times `block_m` tokens, in pipeline
+stages of `block_k` values of K. Weights are the MMA's A operand, so rows come in sixteens and
+tokens in eights, and small batches waste nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from humming.capability import DeviceCapabilities
+from humming.errors import UnsupportedError
+from humming.layout import BRICK_K, BRICK_ROWS, LANES
+from humming.lowering import ACCUMULATOR, EPILOGUE, Lowering, weight_group
+from humming.problem import GemmProblem
+
+# Rows of activations lie 16 bytes further apart than they are long, which spreads ldmatrix over
+# the banks of shared memory (kXPitch in kernels/mainloop/mma_sync.cuh).
+X_ROW_PADDING_BYTES = 16
+# Rows of staged results lie 4 floats further apart (kPitch in kernels/epilogue/tile.cuh).
+OUT_ROW_PADDING = 4
+# Accumulators of a thread; more would spill beside fragments and addresses.
+MAX_ACCUMULATORS = 128
+# Registers that a thread of a large CTA has beside its accumulators.
+OTHER_REGISTERS = 56
+# Sixteen-byte pieces that a mover through registers may hold for a thread.
+MAX_PIECES_IN_REGISTERS = 12
+# Each part of K must run the pipeline long enough to be worth a reduction.
+MIN_STAGES_PER_SPLIT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TileConfig:
+    """One way to cut a product.
+
+    Attributes:
+        block_n: rows of weights of a CTA, a multiple of 16 * warps_n.
+        block_m: tokens of a CTA, a multiple of 8.
+        block_k: K values of a pipeline stage, a multiple of 64 * warps_k.
+        warps_n, warps_k: warps along the rows, and along K within a stage.
+        num_stages: pipeline stages in shared memory, at least 2.
+        split_k: CTAs that share a tile, each with a part of K.
+        epilogue_m: tokens that the epilogue stages at a time, a divisor of block_m.
+    """
+
+    block_n: int
+    block_m: int
+    block_k: int
+    warps_n: int
+    warps_k: int
+    num_stages: int
+    split_k: int = 1
+    epilogue_m: int = 8
+
+    def __post_init__(self) -> None:
+        rules = (
+            (self.block_n % (BRICK_ROWS * self.warps_n) == 0, "block_n % (16 * warps_n) == 0"),
+            (self.block_m % 8 == 0 and self.block_m > 0, "block_m is a positive multiple of 8"),
+            (self.block_k % (BRICK_K * self.warps_k) == 0, "block_k % (64 * warps_k) == 0"),
+            (self.num_stages >= 2, "num_stages >= 2"),
+            (self.split_k >= 1, "split_k >= 1"),
+            (self.block_m % self.epilogue_m == 0, "epilogue_m divides block_m"),
+        )
+        for holds, rule in rules:
+            if not holds:
+                raise UnsupportedError(f"tile {self}", f"it breaks {rule}", "Change its sizes.")
+
+    def __str__(self) -> str:
+        return (
+            f"{self.block_n}x{self.block_m}x{self.block_k}, warps {self.warps_n}x{self.warps_k}, "
+            f"{self.num_stages} stages, split K {self.split_k}"
+        )
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return LANES * self.warps_n * self.warps_k
+
+    @property
+    def warp_k(self) -> int:
+        """K values of a stage that one warp multiplies."""
+        return self.block_k // self.warps_k
+
+    def stage_bytes(self, problem: GemmProblem, lowering: Lowering) -> int:
+        """Shared memory of one pipeline stage: codes, scales, zero points, activations."""
+        weight, group = problem.weight, weight_group(problem)
+        groups = max(1, self.block_k // group) if group else 1
+        scale_bytes = weight.scale_dtype.bits // 8
+        zero_bytes = {"none": 0, "integer": 1, "float": scale_bytes}[weight.zero_point]
+        staged_scale_bytes = 0 if lowering.scale_site == EPILOGUE else scale_bytes
+        return (
+            self.block_n * self.block_k * weight.dtype.bits // 8
+            + self.block_n * groups * (staged_scale_bytes + zero_bytes)
+            + self.block_m * (self.block_k * 2 + X_ROW_PADDING_BYTES)
+        )
+
+    def smem_bytes(self, problem: GemmProblem, lowering: Lowering) -> int:
+        """Dynamic shared memory of a CTA: the pipeline, or the epilogue that follows it."""
+        epilogue = 4 * self.warps_k * self.epilogue_m * (self.block_n + OUT_ROW_PADDING)
+        return max(self.num_stages * self.stage_bytes(problem, lowering), epilogue)
+
+    def accumulators(self, lowering: Lowering) -> int:
+        """Registers of a thread that hold sums; partial sums of groups double them."""
+        sums = self.block_n // self.warps_n * self.block_m // LANES
+        return sums * 2 if lowering.scale_site == ACCUMULATOR else sums
+
+
+def candidates(
+    problem: GemmProblem,
+    lowering: Lowering,
+    caps: DeviceCapabilities,
+    m_range: tuple[int, int | None],
+) -> list[TileConfig]:
+    """The tiles that fit a lowering on a device, for M in a range; empty where none does."""
+    return [
+        tile for tile in _shapes(problem, lowering, m_range) if _fits(tile, problem, lowering, caps)
+    ]
+
+
+def _shapes(
+    problem: GemmProblem, lowering: Lowering, m_range: tuple[int, int | None]
+) -> Iterator[TileConfig]:
+    through_registers = lowering.mover == "plain"
+    splits = (1,) if problem.batch_invariant else (1, 2, 4, 8)
+    for block_m in _block_m(m_range):
+        for warps_n, row_blocks in ((4, 1), (4, 2), (8, 1), (8, 2), (16, 1), (4, 4)):
+            for warps_k in (1,) if problem.batch_invariant else (1, 2, 4):
+                for bricks in (1, 2, 4, 8):
+                    for num_stages in (2,) if through_registers else (3, 4, 6):
+                        for split_k in splits:
+                            if bricks % warps_k == 0:
+                                yield TileConfig(
+                                    block_n=BRICK_ROWS * warps_n * row_blocks,
+                                    block_m=block_m,
+                                    block_k=BRICK_K * bricks,
+                                    warps_n=warps_n,
+                                    warps_k=warps_k,
+                                    num_stages=num_stages,
+                                    split_k=split_k,
+                                    epilogue_m=min(block_m, 16),
+                                )
+
+
+def _block_m(m_range: tuple[int, int | None]) -> tuple[int, ...]:
+    """Token tiles that suit a range: the one that holds it all, or several where it has no end."""
+    high = m_range[1]
+    if high is None or high > 64:
+        return (64, 128)
+    return (next(size for size in (8, 16, 32, 64) if high <= size),)
+
+
+def _fits(
+    tile: TileConfig, problem: GemmProblem, lowering: Lowering, caps: DeviceCapabilities
+) -> bool:
+    group = weight_group(problem)
+    stage = tile.stage_bytes(problem, lowering)
+    registers = min(255, (caps.registers_per_sm or 65536) // tile.threads)
+    return (
+        tile.threads <= 512
+        and (group == 0 or _divide(tile.block_k, group))
+        and (group == 0 or _divide(tile.warp_k, group))
+        and group % 16 == 0
+        and tile.accumulators(lowering) <= min(MAX_ACCUMULATORS, registers - OTHER_REGISTERS)
+        and tile.smem_bytes(problem, lowering) <= (caps.smem_per_block_bytes or 48 * 1024)
+        and (lowering.mover != "plain" or stage / 16 / tile.threads <= MAX_PIECES_IN_REGISTERS)
+        and (tile.split_k == 1 or _stages(problem, tile) >= MIN_STAGES_PER_SPLIT * tile.split_k)
+    )
+
+
+def _stages(problem: GemmProblem, tile: TileConfig) -> int:
+    return -(-problem.k // tile.block_k)
+
+
+def _divide(a: int, b: int) -> bool:
+    return a % b == 0 or b % a == 0
