@@ -1,7 +1,16 @@
 // The floor of a benchmark: reads `bytes` once and does nothing else.
 // Bulk asynchronous copies into a ring in shared memory, one issuing thread; needs sm_90.
+struct FloorParams {
+  const unsigned char* data;  // 16-byte aligned
+  long long bytes;            // a multiple of 16
+  long long dependent;        // whether the launch overlaps with its predecessor
+};
+
 extern "C" __global__ void __launch_bounds__(128)
-    floor_read(const unsigned char* data, long long bytes, int dependent) {
+    floor_read(const __grid_constant__ FloorParams params) {
+  const unsigned char* data = params.data;
+  const long long bytes = params.bytes;
+  const bool dependent = params.dependent != 0;
   constexpr int kPiece = 16384, kSlots = 6;
   extern __shared__ __align__(128) unsigned char ring[];
   __shared__ __align__(8) unsigned long long full[kSlots];
