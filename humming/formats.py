@@ -13,13 +13,11 @@ activations. Well-known combinations have names of their own: `mxfp4`, `nvfp4`, 
 """
 
 import operator
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from math import ceil
 from types import MappingProxyType
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, cast
 
 from humming.dtypes import (
     NARROW,
@@ -37,6 +35,7 @@ from humming.dtypes import (
     suggest,
 )
 from humming.errors import UnsupportedError
+from humming.format_names import Part, asked, read_parts, split_name
 
 _WIDE_SCALES = (float16, bfloat16, float32)
 _SCALES = (*_WIDE_SCALES, float8e4m3, float8e8m0)
@@ -49,52 +48,52 @@ _SHORT_SCALES = {
     float8e4m3: "e4m3",
     float8e8m0: "ue8m0",
 }
-
-
 _BLOCK_SCALES = {"mx32": (32, float8e8m0), "mx16": (16, float8e8m0), "nv16": (16, float8e4m3)}
 
 # Stands for `default_scale_dtype(dtype)` until __post_init__ puts that in its place.
 _DEFAULT_SCALE = cast(DataType, None)
 
-_Spec = TypeVar("_Spec", "WeightSpec", "ActivationSpec")
-_Reader = tuple[str, Callable[["re.Match[str]"], dict[str, Any]]]
-_GROUP: _Reader = (
-    r"g(-?\d+)",
+_GROUP = Part(
+    r"g(-?\d{1,9})",
+    "g128",
     lambda match: {"granularity": "group", "group_size": int(match[1])},
 )
-_SCALE: _Reader = (
-    # Only the types that are allowed; another word that starts with s is an unknown part.
-    r"s(fp16|f16|float16|bf16|bfloat16|fp32|f32|float32|u?e\dm\d|float8e\dm\d)",
+_SCALE = Part(
+    # Nothing but dtypes, so that another word that starts with s is an unknown part.
+    r"s(fp16|f16|float16|bf16|bfloat16|fp32|f32|float32|(?:float8)?u?e\dm\d)",
+    "sbf16",
     lambda match: {"scale_dtype": DataType.parse(match[1])},
 )
-_WEIGHT_PARTS: tuple[_Reader, ...] = (
-    (r"(tensor|channel)", lambda match: {"granularity": match[1]}),
+_WEIGHT_PARTS = (
+    Part(r"tensor|channel", "channel", lambda match: {"granularity": match[0]}),
     _GROUP,
-    (
-        r"block(\d+)(?:x(\d+))?",
+    Part(
+        r"block(\d{1,9})(?:x(\d{1,9}))?",
+        "block128",
         lambda match: {
             "granularity": "block",
             "block": (int(match[1]), int(match[2] or match[1])),
         },
     ),
-    (r"zp", lambda _: {"zero_point": "integer"}),
-    (r"fzp", lambda _: {"zero_point": "float"}),
+    Part(r"zp", "zp", lambda _: {"zero_point": "integer"}),
+    Part(r"fzp", "fzp", lambda _: {"zero_point": "float"}),
     _SCALE,
-    (r"s2(tensor|channel)", lambda match: {"second_scale": match[1]}),
+    Part(r"s2(tensor|channel)", "s2tensor", lambda match: {"second_scale": match[1]}),
 )
-_ACTIVATION_PARTS: tuple[_Reader, ...] = (
-    (r"(tensor|token)", lambda match: {"granularity": match[1]}),
+_ACTIVATION_PARTS = (
+    Part(r"tensor|token", "tensor", lambda match: {"granularity": match[0]}),
     _GROUP,
-    (
-        r"(mx32|mx16|nv16)",
+    Part(
+        r"mx32|mx16|nv16",
+        "mx32",
         lambda match: {
             "granularity": "block",
-            "group_size": _BLOCK_SCALES[match[1]][0],
-            "scale_dtype": _BLOCK_SCALES[match[1]][1],
+            "group_size": _BLOCK_SCALES[match[0]][0],
+            "scale_dtype": _BLOCK_SCALES[match[0]][1],
         },
     ),
-    (r"(static|dynamic)", lambda match: {"dynamic": match[1] == "dynamic"}),
-    (r"asym", lambda _: {"symmetric": False}),
+    Part(r"static|dynamic", "static", lambda match: {"dynamic": match[0] == "dynamic"}),
+    Part(r"asym", "asym", lambda _: {"symmetric": False}),
     _SCALE,
 )
 
@@ -118,83 +117,11 @@ def _refuse(spec: "WeightSpec | ActivationSpec", why: str, possible: str) -> NoR
     raise UnsupportedError(f"{type(spec).__name__}({shown})", why, possible)
 
 
-@contextmanager
-def _asked(what: str, text: str) -> Iterator[None]:
-    """Let a refusal name the text that was given rather than the fields it stands for."""
-    try:
-        yield
-    except UnsupportedError as error:
-        raise UnsupportedError(f"{what} {text!r}", error.why, error.possible) from None
-
-
 def _whole(spec: "WeightSpec | ActivationSpec", field: str, value: Any) -> int:
     try:
         return operator.index(value)
     except TypeError:
         _refuse(spec, f"{field} {value!r} is no whole number", "Give an int.")
-
-
-def _split(
-    what: str, text: str, named: Mapping[str, _Spec]
-) -> tuple[_Spec | None, DataType, list[str]]:
-    """The named description, or the dtype at the head of a name and the parts that follow it."""
-    if not isinstance(text, str):
-        raise UnsupportedError(f"{what} {text!r}", "it is no string", "Give e.g. 'int8'.")
-    name = text.strip().lower()
-    words = name.split("_")
-    # The longest head first: dtypes such as fp8_e4m3 hold an underscore themselves.
-    for length in range(len(words), 0, -1):
-        head, parts = "_".join(words[:length]), words[length:]
-        if head in named:
-            if parts:
-                raise UnsupportedError(
-                    f"{what} {text!r}",
-                    f"{head} says everything already, {'_'.join(parts)!r} would change it",
-                    f"Use {head!r}, or spell the format out from its dtype on: "
-                    f"{str(named[head].dtype)!r} and its parts.",
-                )
-            return named[head], named[head].dtype, []
-        try:
-            return None, DataType.parse(head), parts
-        except UnsupportedError as error:
-            unknown = error
-    raise UnsupportedError(
-        f"{what} {text!r}",
-        f"it starts with no known dtype ({unknown.asked}: {unknown.why})",
-        suggest(name, _examples(named)),
-    )
-
-
-def _examples(named: Collection[str]) -> list[str]:
-    dtypes = [_SHORT.get(dtype, dtype.name) for dtype in NARROW]
-    grouped = [f"int4_g{size}" for size in (32, 64, 128)] + ["fp8_block128"]
-    return [*named, *dtypes, *(grouped if "mxint4" in named else ["fp16", "bf16", "fp8_g128"])]
-
-
-def _read_parts(
-    what: str, text: str, parts: list[str], readers: tuple[_Reader, ...]
-) -> dict[str, Any]:
-    """The field values that the parts of a name stand for; each field may be given once."""
-    values: dict[str, Any] = {}
-    for part in parts:
-        matches = ((re.fullmatch(pattern, part), read) for pattern, read in readers)
-        found = next((read(match) for match, read in matches if match), None)
-        if found is None:
-            words = ("tensor", "channel", "g128", "block128", "zp", "fzp", "sbf16", "s2tensor")
-            if readers is _ACTIVATION_PARTS:
-                words = ("tensor", "token", "g128", "mx32", "nv16", "static", "dynamic", "asym")
-            raise UnsupportedError(
-                f"{what} {text!r}", f"its part {part!r} is unknown", suggest(part, words)
-            )
-        twice = sorted(found.keys() & values.keys())
-        if twice:
-            raise UnsupportedError(
-                f"{what} {text!r}",
-                f"its part {part!r} gives {twice[0]} a second time",
-                "Give each property once.",
-            )
-        values |= found
-    return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +169,7 @@ class WeightSpec:
             why = f"{self.granularity!r} is no granularity of weight scales"
             _refuse(self, why, suggest(str(self.granularity), granularities))
         _set(self, "group_size", _whole(self, "group_size", self.group_size))
-        if len(self.block) != 2:
+        if not isinstance(self.block, (tuple, list)) or len(self.block) != 2:
             _refuse(self, "a block is (rows, values along K)", "Give e.g. block=(128, 128).")
         _set(self, "block", tuple(_whole(self, "block", extent) for extent in self.block))
         if self.granularity == "group" and self.group_size < 1:
@@ -321,11 +248,11 @@ class WeightSpec:
         """
         if isinstance(text, WeightSpec):
             return text
-        named, dtype, parts = _split("weight format", text, NAMED_WEIGHTS)
+        named, dtype, parts = split_name("weight format", text, NAMED_WEIGHTS, _WEIGHT_EXAMPLES)
         if named is not None:
             return named
-        values = _read_parts("weight format", text, parts, _WEIGHT_PARTS)
-        with _asked("weight format", text):
+        values = read_parts("weight format", text, parts, _WEIGHT_PARTS)
+        with asked("weight format", text):
             return cls(**{"dtype": dtype, "granularity": "channel", **values})
 
     def scale_shape(self, n: int, k: int) -> tuple[int, int]:
@@ -477,13 +404,15 @@ class ActivationSpec:
         """
         if isinstance(text, ActivationSpec):
             return text
-        named, dtype, parts = _split("activation format", text, NAMED_ACTIVATIONS)
+        named, dtype, parts = split_name(
+            "activation format", text, NAMED_ACTIVATIONS, _ACTIVATION_EXAMPLES
+        )
         if named is not None:
             return named
-        values = _read_parts("activation format", text, parts, _ACTIVATION_PARTS)
+        values = read_parts("activation format", text, parts, _ACTIVATION_PARTS)
         values.setdefault("granularity", "token" if dtype.is_narrow else "none")
         values.setdefault("dynamic", values["granularity"] not in ("tensor", "none"))
-        with _asked("activation format", text):
+        with asked("activation format", text):
             return cls(**{"dtype": dtype, **values})
 
     def __str__(self) -> str:
@@ -516,6 +445,10 @@ NAMED_ACTIVATIONS: Mapping[str, ActivationSpec] = MappingProxyType(
     }
 )
 """Activation formats whose names are not made of parts."""
+
+_DTYPE_NAMES = [_SHORT.get(dtype, dtype.name) for dtype in NARROW]
+_WEIGHT_EXAMPLES = ["int4_g128", "uint4_g128_zp", "fp8_block128", *NAMED_WEIGHTS, *_DTYPE_NAMES]
+_ACTIVATION_EXAMPLES = ["fp16", "bf16", *NAMED_ACTIVATIONS, *_DTYPE_NAMES]
 
 # Of two names for one description the shorter is the one to print, so it is entered last.
 _WEIGHT_NAMES: dict[WeightSpec, str] = {
