@@ -12,13 +12,14 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
 
 from humming import env
-from humming.errors import CompileError, PluginError
+from humming.dtypes import suggest
+from humming.errors import CompileError
 
 _LOG = logging.getLogger(__name__)
 
@@ -31,29 +32,32 @@ _DIGEST_CHARS = hashlib.sha256().digest_size * 2
 
 
 def include_closure(
-    source: str, include_dirs: Sequence[Path], *, name: str = "the composed source"
+    source: str, headers: Mapping[str, Path], *, name: str = "the composed source"
 ) -> dict[str, str]:
     """Returns the text of every header that `source` includes, directly or not, by include name.
 
-    `#include <humming/P>` is the only spelling allowed; it names `P` in one of `include_dirs`.
-
     Args:
-        source: CUDA source.
-        include_dirs: directories of device code; at most one of them may hold a given `P`.
+        source: CUDA source; `#include <humming/PATH>` is the only spelling allowed in it.
+        headers: file of every header by include name, as the registry has them.
         name: what errors call `source`.
 
     Raises:
-        CompileError: another spelling, or a header that no directory holds; says file and line.
-        PluginError: two directories hold the same header.
+        CompileError: another spelling, or an unknown header; the message says file and line.
     """
     closure: dict[str, str] = {}
     pending = [(name, source)]
     while pending:
         includer, text = pending.pop()
         for include, line in _includes(includer, text):
-            if include not in closure:
-                closure[include] = _read_header(include, include_dirs, f"{includer}:{line}")
-                pending.append((include, closure[include]))
+            if include in closure:
+                continue
+            if include not in headers:
+                raise CompileError(
+                    f"{includer}:{line}: <{include}> is in no include folder. "
+                    + suggest(include, headers)
+                )
+            closure[include] = headers[include].read_text(encoding="utf-8")
+            pending.append((include, closure[include]))
     return dict(sorted(closure.items()))
 
 
@@ -62,23 +66,12 @@ def _includes(includer: str, text: str) -> Iterator[tuple[str, int]]:
         if _ANY_INCLUDE.match(line) is None:
             continue
         match = _OUR_INCLUDE.match(line)
-        if match is None or ".." in match.group(1).split("/"):
+        if match is None:
             raise CompileError(
                 f"{includer}:{number}: `{line.strip()}` is not allowed, because the cache hashes "
                 "what a kernel includes; write `#include <humming/PATH>`"
             )
         yield match.group(1), number
-
-
-def _read_header(include: str, include_dirs: Sequence[Path], where: str) -> str:
-    path = include.removeprefix("humming/")
-    found = [directory / path for directory in include_dirs if (directory / path).is_file()]
-    if not found:
-        searched = ", ".join(map(str, include_dirs)) or "no directory"
-        raise CompileError(f"{where}: <{include}> does not exist; searched {searched}")
-    if len(found) > 1:
-        raise PluginError(f"{where}: <{include}> is ambiguous: {', '.join(map(str, found))}")
-    return found[0].read_text(encoding="utf-8")
 
 
 def kernel_key(
@@ -131,9 +124,8 @@ class CacheEntry:
 
     def to_bytes(self) -> bytes:
         """Returns the entry as a file: a magic line, a checksum line, a JSON line, the image."""
-        fields = asdict(self)
-        data = fields.pop("data")
-        body = json.dumps(fields).encode() + b"\n" + data
+        header = {"key": self.key, "entry": self.entry, "kind": self.kind, "log": self.log}
+        body = json.dumps(header).encode() + b"\n" + self.data
         return _MAGIC + hashlib.sha256(body).hexdigest().encode() + b"\n" + body
 
     @classmethod

@@ -1,0 +1,188 @@
+"""Compiles composed kernels: through the cache, several at a time, for any device of the matrix.
+
+No device has to be present: what is compiled for is a row of the matrix.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from humming import env, plugins
+from humming.cache import CacheEntry, KernelCache, include_closure, kernel_key
+from humming.capability import DeviceCapabilities
+from humming.composer import M_RANGES, KernelPlan, compose, m_range_of
+from humming.errors import CompileError, UnsupportedError
+from humming.hookspecs import Compiler, Image
+from humming.problem import GemmProblem
+
+Version = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernel:
+    """A kernel ready to be loaded by the runtime of its device.
+
+    Attributes:
+        image: the module image, with its kind and the compiler's log.
+        entry: name of the kernel in it.
+        key: cache key, 64 hexadecimal digits.
+        seconds: time that this call took, compiling or reading from the cache.
+        from_cache: whether it was read from the cache.
+    """
+
+    image: Image
+    entry: str
+    key: str
+    seconds: float
+    from_cache: bool
+
+    @property
+    def log(self) -> str:
+        """What the compiler said when it made the image."""
+        return self.image.log
+
+
+def compile_source(
+    source: str,
+    entry: str,
+    caps: DeviceCapabilities,
+    *,
+    cache: bool | KernelCache = True,
+    needs: Version | None = None,
+) -> CompiledKernel:
+    """Compiles a source for a device, or takes it from the cache.
+
+    Args:
+        source: CUDA source whose includes are all spelled `#include <humming/PATH>`.
+        entry: the `extern "C"` kernel in it.
+        caps: the device to compile for; it need not be present.
+        cache: False compiles anew and keeps nothing; a `KernelCache` replaces the one of the
+            environment. `HUMMING_DISABLE_CACHE=1` turns the environment's cache off.
+        needs: the compiler version that something in the source needs, if any.
+
+    Raises:
+        CompileError: no compiler, one that is too old, a bad include, or an error in the source.
+    """
+    start = time.perf_counter()
+    compiler = plugins.compiler_for(caps)
+    _check_version(compiler, entry, caps, needs)
+    headers = include_closure(source, plugins.registry().headers, name=f"{entry}.cu")
+    key = kernel_key(
+        source,
+        headers,
+        entry=entry,
+        compiler=compiler.name,
+        version=compiler.version,
+        options=compiler.options(caps),
+    )
+
+    def build() -> CacheEntry:
+        image = compiler.compile(source, headers, entry, caps)
+        return CacheEntry(key, entry, image.kind, image.data, image.log)
+
+    kernels = _cache(cache)
+    stored, from_cache = kernels.load_or_build(key, build) if kernels else (build(), False)
+    image = Image(kind=stored.kind, data=stored.data, log=stored.log)
+    return CompiledKernel(image, entry, key, time.perf_counter() - start, from_cache)
+
+
+def compile_plan(plan: KernelPlan, *, cache: bool | KernelCache = True) -> CompiledKernel:
+    """Compiles the kernel of a plan; arguments and errors as `compile_source`."""
+    return compile_source(
+        plan.source,
+        plan.entry,
+        plan.decision.capabilities,
+        cache=cache,
+        needs=plan.lowering.mma.min_compiler,
+    )
+
+
+def compile_many(
+    plans: Sequence[KernelPlan], *, jobs: int | None = None, cache: bool | KernelCache = True
+) -> list[CompiledKernel]:
+    """Compiles the kernels of several plans at the same time, in the order of the plans.
+
+    Args:
+        plans: what to compile; equal kernels are compiled once if there is a cache.
+        jobs: kernels in progress at a time; by default as `HUMMING_COMPILE_JOBS` says.
+        cache: as for `compile_source`.
+
+    Raises:
+        CompileError: of the first plan that fails, once those in progress have ended.
+    """
+    workers = min(env.compile_jobs() if jobs is None else jobs, len(plans))
+    if workers <= 1:
+        return [compile_plan(plan, cache=cache) for plan in plans]
+    # Threads suffice: the compiler runs as native code without the interpreter lock.
+    with ThreadPoolExecutor(workers, thread_name_prefix="humming-compile") as pool:
+        futures = [pool.submit(compile_plan, plan, cache=cache) for plan in plans]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def compile(
+    problem: GemmProblem | str,
+    device: str | DeviceCapabilities | None = None,
+    *,
+    n: int | None = None,
+    k: int | None = None,
+    m: int | Iterable[int] | None = None,
+    directory: Path | str | None = None,
+    jobs: int | None = None,
+) -> list[CompiledKernel]:
+    """Compiles what a problem needs on a device ahead of time, without having the device.
+
+    Args:
+        problem: a problem, or the name of one together with `n` and `k`.
+        device: a row of the matrix by name, capabilities, or None for the present device.
+        n, k: sizes of the weight [n, k], for a name.
+        m: numbers of tokens to be ready for; None is ready for any.
+        directory: a folder to fill instead of the cache of the environment. It serves as a cache
+            wherever `HUMMING_CACHE_DIR` names it.
+        jobs: kernels in progress at a time; by default as `HUMMING_COMPILE_JOBS` says.
+
+    Returns:
+        One kernel for each range of tokens that is planned for separately.
+
+    Raises:
+        UnsupportedError: an unknown problem or device, or no lowering for it.
+        CompileError: no compiler, one that is too old, or an error in a composed source.
+    """
+    if isinstance(problem, str):
+        if n is None or k is None:
+            raise UnsupportedError(
+                f"compile({problem!r})", "a name does not say the sizes", "Give n and k with it."
+            )
+        problem = GemmProblem.parse(problem, n, k)
+    caps = device if isinstance(device, DeviceCapabilities) else plugins.capabilities(device)
+    tokens = [m] if isinstance(m, int) else m
+    ranges = M_RANGES if tokens is None else dict.fromkeys(map(m_range_of, tokens))
+    plans = [compose(problem, caps, m_range=m_range) for m_range in ranges]
+    cache = True if directory is None else KernelCache(Path(directory))
+    return compile_many(plans, jobs=jobs, cache=cache)
+
+
+def _cache(choice: bool | KernelCache) -> KernelCache | None:
+    if isinstance(choice, KernelCache):
+        return choice
+    return KernelCache() if choice and env.cache_enabled() else None
+
+
+def _check_version(
+    compiler: Compiler, entry: str, caps: DeviceCapabilities, needs: Version | None
+) -> None:
+    required = max((v for v in (caps.min_compiler, needs) if v is not None), default=None)
+    if required is not None and compiler.version < required:
+        raise CompileError(
+            f"{entry} for {caps.name} ({caps.arch}) needs {compiler.name} {_dotted(required)} or "
+            f"newer; found {_dotted(compiler.version)}"
+        )
+
+
+def _dotted(version: Version) -> str:
+    return f"{version[0]}.{version[1]}"
