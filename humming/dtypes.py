@@ -214,7 +214,7 @@ class DataType:
 def suggest(name: str, known: Iterable[str]) -> str:
     """A sentence with what is known and most like `name`, or else the first of what is known."""
     names = list(dict.fromkeys(known))
-    close = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.55)
     if close:
         return f"Did you mean {' or '.join(repr(n) for n in close)}?"
     shown = names if len(names) <= 12 else [*names[:12], "..."]

@@ -45,7 +45,7 @@ def _same(actual: np.ndarray, expected: np.ndarray) -> None:
     np.testing.assert_array_equal(np.signbit(actual[numbers]), np.signbit(expected[numbers]))
 
 
-# --- decoding: all codes against sources independent of the tables -----------------------------
+# --- decoding: all codes against sources independent of the tables -------------------------------
 
 
 @pytest.mark.parametrize("dtype", [d for d in NARROW if d.kind == "float"], ids=str)
@@ -154,7 +154,7 @@ def test_limits_of_wide_types(dtype: DataType) -> None:
     assert 2.0 ** (1 - dtype.exponent_bias) == info.tiny
 
 
-# --- encoding -------------------------------------------------------------------------------------
+# --- encoding ------------------------------------------------------------------------------------
 
 
 def _finite_codes(dtype: DataType) -> np.ndarray:
@@ -279,7 +279,7 @@ def test_wide_types_have_no_tables(dtype: DataType) -> None:
         dtype.encode([1.0])
 
 
-# --- names ----------------------------------------------------------------------------------------
+# --- names ---------------------------------------------------------------------------------------
 
 
 def test_types_that_there_are() -> None:
