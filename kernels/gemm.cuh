@@ -25,13 +25,13 @@ __device__ void gemm(const GemmParams& p) {
                 "the host planned less shared memory than the components use");
 
   extern __shared__ __align__(128) u8 shared[];
-  if constexpr (C::kDependentLaunch) {
-    ptx::griddepcontrol_launch_dependents();
-    ptx::griddepcontrol_wait();
-  }
+  if constexpr (C::kDependentLaunch) ptx::griddepcontrol_wait();
   const TileIndex tile = C::Scheduler::tile((p.k + C::kBlockK - 1) / C::kBlockK);
   typename Loop::Accumulators acc = {};
   Loop::run(p, shared, tile.n, tile.m, tile.stage_begin, tile.stage_end, acc);
+  // Not earlier: the next grid's CTAs would be placed around this one's, several on the SMs that
+  // have the most room, and run unevenly. Now they start while this one reduces and stores.
+  if constexpr (C::kDependentLaunch) ptx::griddepcontrol_launch_dependents();
   Tail::run(p, shared, tile, acc);
 }
 
