@@ -47,7 +47,7 @@ INT32: DataType = _Accumulator("int32", "int", 32, 0, 0, "none")
 """The accumulator of integer MMA instructions."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class MmaRow:
     """One matrix instruction of a device, with one pair of operand types.
 
@@ -131,6 +131,9 @@ class MmaRow:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; types by name."""
         return {"name": self.name} | {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+    def __repr__(self) -> str:
+        return f"MmaRow({self.name}, {self.status})"
 
 
 @dataclass(frozen=True, slots=True)

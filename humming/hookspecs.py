@@ -1,0 +1,177 @@
+"""What a device plugin may implement: the hooks, and the objects that they return.
+
+A plugin is a module, named by an entry point of the group `humming.devices`, with functions marked
+`@hookimpl`. It implements the hooks that it needs, each with any subset of the arguments. Every
+result is checked; a plugin that fails or returns something else is reported with its distribution
+and the hook, and never takes down the others.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pluggy
+
+from humming.capability import DeviceCapabilities
+from humming.components import Component
+
+PROJECT = "humming"
+ENTRY_POINT_GROUP = "humming.devices"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a function of a plugin as the implementation of the hook of its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class PresentDevice:
+    """A device that a plugin found on this machine.
+
+    Attributes:
+        index: its number in the driver, counted from 0; the runtime is given it again.
+        driver_name: what its driver calls it.
+        row: name of its row; empty to have it found by the driver name.
+        sms, l2_bytes, memory_bytes: what the driver says, None if it does not. Where the row says
+            otherwise, `notes` tells.
+        plugin: the plugin that found it; filled in by the host.
+        notes: what disagrees, or why no row fits; filled in by the host.
+    """
+
+    index: int
+    driver_name: str
+    row: str = ""
+    sms: int | None = None
+    l2_bytes: int | None = None
+    memory_bytes: int | None = None
+    plugin: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A compiled kernel.
+
+    Attributes:
+        kind: what `data` is: `cubin`, `ptx`, or a third party's.
+        data: the module, as the runtime loads it.
+        log: what the compiler said: warnings, registers, spills.
+    """
+
+    kind: str
+    data: bytes
+    log: str = ""
+
+
+class Compiler(Protocol):
+    """Makes images of composed sources. Creating one must be cheap and must not fail."""
+
+    @property
+    def name(self) -> str:
+        """Short name, part of cache keys: `nvrtc`."""
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """(major, minor); raises CompileError where no compiler is installed."""
+
+    def options(self, caps: DeviceCapabilities) -> tuple[str, ...]:
+        """The options for a device; part of cache keys, so without paths."""
+
+    def compile(
+        self, source: str, headers: Mapping[str, str], entry: str, caps: DeviceCapabilities
+    ) -> Image:
+        """Compile.
+
+        Args:
+            source: includes nothing but names in `headers`.
+            headers: text by include name, such as `humming/params.cuh`.
+            entry: the `extern "C"` kernel.
+            caps: the device to compile for.
+
+        Raises:
+            CompileError: no compiler, or an error in the source; with options and log.
+        """
+
+
+class Kernel(Protocol):
+    """A kernel loaded on one device."""
+
+    def launch(
+        self,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        params: Any,
+        stream: int,
+        pdl: bool = False,
+    ) -> None:
+        """Launch on a stream.
+
+        Args:
+            grid, block: blocks of the grid, threads of a block.
+            params: bytes-like: the kernel's one parameter struct.
+            stream: the stream's handle as an integer.
+            pdl: whether the kernel may start before its predecessor has ended.
+        """
+
+
+class Runtime(Protocol):
+    """Loads images. Creating one must be cheap and must not fail."""
+
+    def load(self, image: Image, entry: str, smem_bytes: int, device_index: int) -> Kernel:
+        """Load an image on a device, with room for dynamic shared memory."""
+
+
+@hookspec
+def humming_matrix() -> Path | str | Mapping[str, Any] | None:
+    """The plugin's device rows: the path of a YAML file in the format of `device_matrix.yaml`, or
+    its content as a mapping, with an `origin` for messages if you like.
+
+    Called once. Rows may refer to families, mma sets, features and devices of other plugins.
+    None, or not implementing it, means no rows.
+    """
+
+
+@hookspec
+def humming_components() -> Iterable[Component]:
+    """The plugin's own device code: which header and struct serves which slot, for which key.
+
+    Called once. Needed only for instructions that the shared components do not know.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def humming_include_dirs() -> Iterable[Path | str]:
+    """Folders with the plugin's `.cuh`: `<humming/P>` is the file P in one of them.
+
+    Called once. No P may lie in two folders, of this or another plugin or of humming itself.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def humming_probe() -> Iterable[PresentDevice]:
+    """The devices of this plugin that are present on this machine.
+
+    Called whenever devices are listed. No driver means no devices: return nothing. Anything else
+    that goes wrong should raise; the error is shown and other plugins' devices stay usable. Claim
+    only devices that are surely yours.
+    """
+    raise NotImplementedError
+
+
+@hookspec(firstresult=True)
+def humming_compiler(device: DeviceCapabilities) -> Compiler | None:
+    """The compiler for a device, or None if that is another plugin's matter.
+
+    The plugin that has the device's row is asked first, then the others; of these only one may
+    answer.
+    """
+
+
+@hookspec(firstresult=True)
+def humming_runtime(device: DeviceCapabilities) -> Runtime | None:
+    """What loads and launches kernels on a device, or None if that is another plugin's matter.
+
+    Asked in the order of `humming_compiler`.
+    """
