@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 from humming.capability import DeviceCapabilities
@@ -103,7 +102,7 @@ class NvrtcCompiler:
 
 
 @cache
-def _nvrtc() -> ModuleType:
+def _nvrtc() -> Any:
     try:
         from cuda.bindings import nvrtc
     except ImportError as error:
