@@ -1,0 +1,158 @@
+"""Times dense products beside cuBLAS and beside the floor, on one card in one run.
+
+    python benchmarks/dense.py --shapes 8192x8192,4096x4096 --m 1,8,16 --output results/dense.json
+
+For each shape, format and M: CUDA-graph replays of `humming.matmul`, of torch's product in the
+activation's type (cuBLAS), and of a kernel that only reads the same bytes, in turns. Weights rotate
+through copies that together exceed the L2 three times. The relative error against a float64
+reference of the dequantized weight stands beside each time. Compile time of each kernel, packing
+time and host time per call are in the same file.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from timing import Floor, capture, copies_beyond_l2, environment, time_graphs
+
+import humming
+from humming import reference
+from humming.compiler import compile_plan
+from humming.composer import M_RANGES, compose
+from humming.plugins import capabilities
+from humming.problem import GemmProblem
+
+SHAPES = "4096x4096,8192x8192,7168x2048,2048x7168,28672x8192,8192x28672,10240x8192"
+HOST_CALLS = 300
+
+
+def main() -> None:
+    """Parse the command line, run the grid, write the JSON and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shapes", default=SHAPES, help="N x K of the weights")
+    parser.add_argument("--m", default="1,2,4,8,16,32,64,128,256,1024", help="tokens")
+    parser.add_argument("--formats", default="int4_g128 x bf16", help="separated by commas")
+    parser.add_argument("--output", type=Path, help="file for the results as JSON")
+    arguments = parser.parse_args()
+    tokens = [int(m) for m in arguments.m.split(",")]
+    floor, rows = Floor(), []
+    header = f"{'N x K':>13} {'format':>20} {'M':>5} {'us':>8} {'cuBLAS':>8} {'x':>6} {'floor':>7}"
+    print(header, f"{'dep.':>7} {'of floor':>8} {'error':>8}")
+    for shape in arguments.shapes.split(","):
+        n, k = (int(size) for size in shape.split("x"))
+        for name in arguments.formats.split(","):
+            for row in measure(GemmProblem.parse(name.strip(), n, k), tokens, floor):
+                rows.append(row)
+                print(
+                    f"{n:>6}x{k:<6} {row['format']:>20} {row['m']:>5} {row['us']:>8.2f}"
+                    f" {row['cublas_us']:>8.2f} {row['over_cublas']:>6.2f} {row['floor_us']:>7.2f}"
+                    f" {row['floor_dependent_us']:>7.2f} {row['of_floor']:>8.2f}"
+                    f" {row['relative_error']:>8.1e}",
+                    flush=True,
+                )
+    result = {
+        "environment": environment(),
+        "compile": compile_times(GemmProblem.parse("int4_g128 x bf16", 8192, 8192)),
+        "packing": packing_time(8192, 8192),
+        "host": host_time(4096, 4096),
+        "dense": rows,
+    }
+    print(json.dumps({key: result[key] for key in ("compile", "packing", "host")}, indent=1))
+    if arguments.output:
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def measure(problem: GemmProblem, tokens: list[int], floor: Floor) -> list[dict[str, Any]]:
+    """One row per M for one shape and format."""
+    n, k = problem.n, problem.k
+    dtype = torch.float16 if problem.activation.dtype == "float16" else torch.bfloat16
+    dense = torch.randn(n, k, device="cuda", dtype=dtype) * k**-0.5
+    quantized = humming.quantize(dense, problem.weight)
+    packed = humming.pack(quantized)
+    nbytes = packed.nbytes
+    weights = [packed] + [clone(packed) for _ in range(copies_beyond_l2(nbytes) - 1)]
+    plain = [dense] + [dense.clone() for _ in range(copies_beyond_l2(2 * n * k) - 1)]
+    read = [torch.empty(nbytes, dtype=torch.uint8, device="cuda").random_(0, 256) for _ in weights]
+    rows = []
+    for m in tokens:
+        x = torch.randn(m, k, device="cuda", dtype=dtype)
+        out = humming.matmul(x, packed)
+        expected = reference.matmul(x, quantized)
+        times = time_graphs(
+            {
+                "us": capture(lambda i: humming.matmul(x, weights[i % len(weights)])),
+                "cublas_us": capture(lambda i: torch.mm(x, plain[i % len(plain)].t())),
+                "floor_us": capture(lambda i: floor.read(read[i % len(read)], False)),
+                "floor_dependent_us": capture(lambda i: floor.read(read[i % len(read)], True)),
+            }
+        )
+        rows.append(
+            {
+                "n": n,
+                "k": k,
+                "format": problem.name,
+                "m": m,
+                **times,
+                "over_cublas": times["cublas_us"] / times["us"],
+                "of_floor": times["us"] / times["floor_us"],
+                "relative_error": float(reference.relative_error(out, expected)),
+                "tile": str(humming.plan(problem, m=m).tile),
+            }
+        )
+    return rows
+
+
+def clone(packed: humming.PackedWeight) -> humming.PackedWeight:
+    """A copy of a packed weight in memory of its own."""
+    return packed.to("cpu").to("cuda")
+
+
+def compile_times(problem: GemmProblem) -> list[dict[str, Any]]:
+    """Seconds that each kernel of a problem takes to compile, on one core and without a cache."""
+    caps, found = capabilities(), []
+    for m_range in M_RANGES:
+        plan = compose(problem, caps, m_range)
+        kernel = compile_plan(plan, cache=False)
+        found.append({"m_range": m_range, "tile": str(plan.tile), "seconds": kernel.seconds})
+    return found
+
+
+def packing_time(n: int, k: int) -> dict[str, Any]:
+    """Milliseconds to pack an int4_g128 weight on the card, median of ten."""
+    quantized = humming.quantize(torch.randn(n, k, device="cuda"), "int4_g128")
+    times = []
+    for _ in range(11):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        humming.pack(quantized)
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - start) * 1e3)
+    return {"n": n, "k": k, "format": "int4_g128", "ms": statistics.median(times[1:])}
+
+
+def host_time(n: int, k: int) -> dict[str, Any]:
+    """Microseconds of host time per eager call, of ours and of torch's linear layer at M = 1."""
+    linear = torch.nn.Linear(k, n, bias=False, device="cuda", dtype=torch.bfloat16)
+    ours = humming.QuantLinear.from_linear(linear, "int4_g128")
+    x = torch.randn(1, k, device="cuda", dtype=torch.bfloat16)
+    found = {}
+    with torch.inference_mode():
+        for name, layer in (("quant_linear_us", ours), ("torch_linear_us", linear)):
+            times = []
+            for _ in range(20):
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                for _ in range(HOST_CALLS // 20):
+                    layer(x)
+                times.append((time.perf_counter() - start) / (HOST_CALLS // 20) * 1e6)
+            found[name] = statistics.median(times)
+    return {"n": n, "k": k, "m": 1, **found}
+
+
+if __name__ == "__main__":
+    main()
