@@ -20,7 +20,7 @@ LAYERS = (
     ("problem", "layout"),
     ("capability",),
     ("components", "hookspecs", "registry", "plugins"),
-    ("tiles", "source", "lowering", "cost", "composer"),
+    ("tiles", "source", "lowering", "cost", "decision", "composer"),
     ("cache", "compiler"),
     ("runtime",),
     ("quantized", "quantizer", "reference", "packing"),

@@ -1,0 +1,282 @@
+"""From a problem and a device to a kernel plan.
+
+`decide` says what can serve a problem on a device and why; `compose` turns the best lowering that
+can be built into a `KernelPlan`; `plan` does so for names, and is what users call. Later stages
+receive the plan and never look the device up again.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import TypeVar
+
+from humming import plugins
+from humming.capability import DeviceCapabilities
+from humming.cost import CostModel, Estimate
+from humming.decision import Decision, Missing, MRange, Ready
+from humming.errors import UnsupportedError
+from humming.hookspecs import PresentDevice
+from humming.lowering import Lowering, Rejection, enumerate_lowerings
+from humming.problem import GemmProblem
+from humming.registry import Registry
+from humming.source import ENTRY, compose_source
+from humming.tiles import TileConfig, candidates
+
+M_RANGES: tuple[MRange, ...] = ((1, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, None))
+"""The ranges of M, each with a plan of its own; None is without end."""
+
+Option = TypeVar("Option", Ready, Missing)
+
+# Tokens at which plans of the range without end are ranked: a prefill that fills most devices.
+_OPEN_RANGE_M = 1024
+# With batch invariance one plan serves every M, so that sums are ordered alike: a decode batch's.
+_BATCH_INVARIANT_RANGE: MRange = (33, 64)
+# Tried in this order when a problem cannot be served, to name the nearest that can.
+_NEAREST_ACTIVATIONS = ("bfloat16", "float16")
+_NEAREST_PROBLEMS = ("int4_g128 x bfloat16", "int4_g128 x float16")
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """A composed kernel for one problem, device and range of M: all that later stages need.
+
+    Attributes:
+        problem: what is computed.
+        device: name of the device's row.
+        arch: the architecture to compile for.
+        lowering, tile: how it is computed.
+        m_range: tokens that the plan serves, (low, high); high None is without end.
+        estimate: at the tokens the plan was asked for.
+        entry: C symbol of the kernel.
+        source: CUDA source.
+        smem_bytes: dynamic shared memory of a CTA.
+        pdl: whether the kernel may be launched with programmatic dependent launch.
+        decision: how the plan came about.
+    """
+
+    problem: GemmProblem
+    device: str
+    arch: str
+    lowering: Lowering
+    tile: TileConfig
+    m_range: MRange
+    estimate: Estimate
+    entry: str
+    source: str
+    smem_bytes: int
+    pdl: bool
+    decision: Decision
+
+    def grid(self, m: int) -> tuple[int, int, int]:
+        """CTAs of a launch with `m` tokens: tiles along N, tiles along M, parts of K."""
+        tiles_n = ceil(self.problem.n / self.tile.block_n)
+        return tiles_n, ceil(m / self.tile.block_m), self.tile.split_k
+
+    def workspace(self, m: int) -> tuple[int, int]:
+        """What split K needs at `m` tokens: bytes of fp32 partial tiles, and number of counters."""
+        tiles_n, tiles_m, split_k = self.grid(m)
+        if split_k == 1:
+            return 0, 0
+        tile_bytes = self.tile.block_n * self.tile.block_m * 4
+        return split_k * tiles_n * tiles_m * tile_bytes, tiles_n * tiles_m
+
+    def explain(self, m: int | None = None) -> str:
+        """Why this kernel, and what it is expected to take at `m` tokens."""
+        return self.decision.explain(self.estimate.m if m is None else m)
+
+
+def m_range_of(m: int) -> MRange:
+    """The range of M that serves `m` tokens; no tokens are served by the first.
+
+    Raises:
+        UnsupportedError: m is negative.
+    """
+    if m < 0:
+        raise UnsupportedError(f"m = {m}", "a number of tokens is not negative", "Use m >= 0.")
+    return next(r for r in M_RANGES if r[1] is None or m <= r[1])
+
+
+def decide(
+    problem: GemmProblem,
+    caps: DeviceCapabilities,
+    m_range: MRange,
+    registry: Registry,
+    m: int | None = None,
+) -> Decision:
+    """All that can be said about a problem on a device, at `m` tokens or where ranges are ranked.
+
+    The order depends on the range alone, so that a plan serves its whole range; with
+    `batch_invariant` lowering and tile do not depend on it either.
+    """
+    _check_range(m_range)
+    ranked = _BATCH_INVARIANT_RANGE if problem.batch_invariant else m_range
+    at = ranked[1] or max(ranked[0], _OPEN_RANGE_M)
+    lowerings, rejected = enumerate_lowerings(problem, caps)
+    ready: list[Ready] = []
+    missing: list[Missing] = []
+    unfit: list[Rejection] = []
+    for lowering in lowerings:
+        absent = _absent(problem, lowering, registry)
+        model = CostModel(problem, lowering, caps)
+        if absent:
+            missing.append(Missing(lowering, model.estimate(at), absent))
+        elif tiles := candidates(problem, lowering, caps, ranked):
+            options = [Ready(lowering, tile, model.estimate(at, tile)) for tile in tiles]
+            ready.append(min(options, key=_rank))
+        else:
+            unfit.append(Rejection(lowering.name, "no tile of its mainloop fits this problem"))
+    decision = Decision(
+        problem,
+        caps,
+        m_range,
+        at,
+        tuple(_ranked(ready)),
+        tuple(_ranked(missing)),
+        rejected + tuple(unfit),
+    )
+    return decision.at(m)
+
+
+def compose(
+    problem: GemmProblem,
+    caps: DeviceCapabilities,
+    m_range: MRange,
+    registry: Registry | None = None,
+    m: int | None = None,
+) -> KernelPlan:
+    """The plan of the best lowering that can be built; `m` is where its estimate is made.
+
+    Raises:
+        UnsupportedError: nothing can be built for this problem on this device; the message names
+            the nearest problem that can, and the devices that serve this one.
+    """
+    registry = registry or plugins.registry()
+    decision = decide(problem, caps, m_range, registry, m)
+    chosen = decision.chosen
+    if chosen is None:
+        raise _unsupported(decision, registry)
+    lowering, tile, at_m = chosen
+    components = {
+        needed.slot: registry.components(needed.slot, needed.serves)[0]
+        for needed in lowering.requirements(problem)
+    }
+    return KernelPlan(
+        problem=problem,
+        device=caps.name,
+        arch=caps.arch,
+        lowering=lowering,
+        tile=tile,
+        m_range=m_range,
+        estimate=at_m,
+        entry=ENTRY,
+        source=compose_source(problem, lowering, tile, components, caps),
+        smem_bytes=tile.smem_bytes(problem, lowering),
+        pdl="griddepcontrol" in caps.features,
+        decision=decision,
+    )
+
+
+def plan(
+    problem: GemmProblem | str,
+    device: DeviceCapabilities | PresentDevice | str | int | None = None,
+    m: int = 1,
+    n: int | None = None,
+    k: int | None = None,
+) -> KernelPlan:
+    """The plan for `m` tokens of a problem on a device.
+
+    Args:
+        problem: a description, or its name with `n` and `k`.
+        device: a row or its name, or a present device or its index; None is the accelerator that is
+            present.
+        m: tokens; the plan serves all of the range that they fall into.
+        n, k: output and input features; they replace those of a description.
+
+    Raises:
+        UnsupportedError: a size is missing or wrong, the device is unknown, or nothing serves it.
+    """
+    if isinstance(problem, str):
+        if n is None or k is None:
+            why = "a name does not say how large the weight is"
+            raise UnsupportedError(f"plan of {problem!r}", why, "Pass n and k as well.")
+        problem = GemmProblem.parse(problem, n, k)
+    elif n is not None or k is not None:
+        problem = replace(problem, n=n or problem.n, k=k or problem.k)
+    return compose(problem, plugins.capabilities(device), m_range_of(m), m=m)
+
+
+# -- ranking --------------------------------------------------------------------------------------
+
+
+def _check_range(m_range: MRange) -> None:
+    low, high = m_range
+    if low < 1 or (high is not None and high < low):
+        raise UnsupportedError(
+            f"m_range {m_range}",
+            "a range of tokens is (low, high) with 1 <= low <= high, or high None",
+            "Use one of humming.composer.M_RANGES.",
+        )
+
+
+def _rank(option: Ready | Missing) -> tuple[bool, float, int]:
+    """Known totals first, then time; what needs fewer notes wins a tie, then the device's order."""
+    return (
+        option.estimate.total_us is None,
+        option.estimate.order_us,
+        len(option.lowering.notes),
+    )
+
+
+def _ranked(options: list[Option]) -> list[Option]:
+    """Best first. Of lowerings that differ in the mover alone, the device's order of movers rules.
+
+    Lowerings come in that order, and the first of each kind stands for all of it.
+    """
+    leaders: dict[tuple[str, str], tuple[bool, float, int]] = {}
+    for option in options:
+        leaders.setdefault(_kind(option), _rank(option))
+    return sorted(options, key=lambda option: leaders[_kind(option)])
+
+
+def _kind(option: Ready | Missing) -> tuple[str, str]:
+    return option.lowering.mma.name, option.lowering.scale_site
+
+
+def _absent(problem: GemmProblem, lowering: Lowering, registry: Registry) -> tuple[str, ...]:
+    return tuple(
+        str(needed)
+        for needed in lowering.requirements(problem)
+        if not registry.components(needed.slot, needed.serves)
+    )
+
+
+# -- what to say when nothing can be built --------------------------------------------------------
+
+
+def _unsupported(decision: Decision, registry: Registry) -> UnsupportedError:
+    problem, caps = decision.problem, decision.capabilities
+    if decision.missing:
+        best = decision.missing[0]
+        why = f"the best lowering, {best.lowering.name}, lacks {', '.join(best.components)}"
+    else:
+        reasons = dict.fromkeys(rejection.reason for rejection in decision.rejected)
+        why = "no instruction of the device computes it: " + "; ".join(reasons)
+    nearest = next(_ready_neighbours(decision, registry), None)
+    possible = [f"On {caps.name}, {nearest} is possible."] if nearest else []
+    able = [
+        other.name
+        for other in registry.devices()
+        if other.name != caps.name and decide(problem, other, decision.m_range, registry).ready
+    ]
+    possible.append(f"Devices that run {problem.name}: {', '.join(able) or 'none yet'}.")
+    return UnsupportedError(f"{problem.name} on {caps.name}", why, " ".join(possible))
+
+
+def _ready_neighbours(decision: Decision, registry: Registry) -> Iterator[str]:
+    """Names of problems close to this one that can be built on its device, nearest first."""
+    problem = decision.problem
+    names = [f"{problem.weight.name} x {name}" for name in _NEAREST_ACTIVATIONS]
+    for name in (*names, *_NEAREST_PROBLEMS):
+        other = GemmProblem.parse(name, problem.n, problem.k)
+        if decide(other, decision.capabilities, decision.m_range, registry).ready:
+            yield other.name

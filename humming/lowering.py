@@ -1,0 +1,370 @@
+"""Lowerings: every way in which a device's instructions can compute a problem.
+
+Weights are the MMA's A operand and tokens its N dimension, in every instruction family, so one row
+of the device's table gives one choice of operands: weights are dequantized to the row's A type and
+activations are presented as its B type. What remains free is where the weight scales enter and
+which mover brings the bytes. Nothing here knows a vendor, a device or an architecture: a choice is
+discarded because of what a row says, and the reason is kept.
+
+Whether a type can stand in for another is computed from their values, not listed:
+
+>>> from humming.dtypes import DataType
+>>> represents(DataType.parse("float8e4m3"), DataType.parse("int4"))
+True
+>>> represents(DataType.parse("int8"), DataType.parse("float4e2m1"))  # 0.5 and 1.5 are not in int8
+False
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from math import gcd
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from humming.capability import DeviceCapabilities, MmaRow
+from humming.dtypes import DataType
+from humming.problem import GemmProblem
+
+EPILOGUE, ACCUMULATOR, OPERAND, INSTRUCTION = "epilogue", "accumulator", "operand", "instruction"
+BRICK, K_MAJOR = "brick", "k_major"
+
+_Values = npt.NDArray[np.float64]
+
+
+class Rejection(NamedTuple):
+    """A choice that was discarded, and why."""
+
+    what: str
+    reason: str
+
+
+class Requirement(NamedTuple):
+    """A component that a lowering needs: its slot and the key of what it must serve."""
+
+    slot: str
+    serves: str
+
+    def __str__(self) -> str:
+        return f"{self.slot} {self.serves}"
+
+
+@dataclass(frozen=True, slots=True)
+class Lowering:
+    """One way to compute a problem on a device.
+
+    Attributes:
+        operand: what weights are presented as to the MMA, dequantized or native.
+        activation_operand: what activations are presented as; wider than the problem's activation
+            type only where the device takes no such pair as it is, and then `notes` says so.
+        mma: the instruction.
+        scale_site: where weight scales enter: "epilogue" (tensor and channel scales),
+            "accumulator" (per group, in fp32), "operand" (multiplied into the dequantized
+            registers) or "instruction" (a block-scaled MMA).
+        mover: what brings tiles to shared memory: tma, bulk, cp_async or plain.
+        mainloop: the instruction family.
+        layout: of the packed weights, "brick" or "k_major".
+        notes: what a reader of the plan must know: legacy, undocumented, widened from X to Y, ...
+    """
+
+    operand: DataType
+    activation_operand: DataType
+    mma: MmaRow
+    scale_site: str
+    mover: str
+    mainloop: str
+    layout: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Readable and unique among the lowerings of one problem on one device."""
+        layout = "" if self.layout == BRICK else f", {self.layout}"
+        return f"{self.mma.name}, scales in {self.scale_site}, {self.mover}{layout}"
+
+    @property
+    def operand_bits(self) -> int:
+        """Width of a weight in an operand register: what the brick order depends on."""
+        if self.operand.bits > 8:
+            return 16
+        packed = self.operand.is_integer or (self.mma.block_scale and self.mma.shape[2] >= 64)
+        narrow = max(self.operand.bits, self.activation_operand.bits) <= 4
+        return 4 if packed and narrow else 8  # 4- and 6-bit floats otherwise sit in a byte each
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "name": self.name,
+            "operand": self.operand.name,
+            "activation_operand": self.activation_operand.name,
+            "mma": self.mma.key,
+            "scale_site": self.scale_site,
+            "mover": self.mover,
+            "mainloop": self.mainloop,
+            "layout": self.layout,
+            "notes": list(self.notes),
+        }
+
+    def requirements(self, problem: GemmProblem) -> tuple[Requirement, ...]:
+        """The components that the kernel is built of, one per slot."""
+        needed = [
+            Requirement("mover", self.mover),
+            Requirement("mma", self.mma.key),
+            Requirement("mainloop", self.mainloop),
+            Requirement("epilogue", "tile"),
+        ]
+        if self.layout == BRICK:
+            pair = f"{problem.weight.dtype.name}:{self.operand.name}"
+            needed.append(Requirement("dequant", pair))
+        if self.activation_operand != problem.activation.dtype:
+            pair = f"{problem.activation.dtype.name}:{self.activation_operand.name}"
+            needed.append(Requirement("convert", pair))
+        if problem.experts:
+            needed.append(Requirement("scheduler", "experts"))
+        return tuple(needed)
+
+
+# -- exactness, from the types' values ----------------------------------------------------------
+
+
+@cache
+def represents(operand: DataType, dtype: DataType) -> bool:
+    """Whether every value of `dtype`, NaN and infinities included, is a value of `operand`."""
+    if operand == dtype:
+        return True
+    if not dtype.is_narrow:
+        return (
+            operand.is_float
+            and not operand.is_narrow
+            and operand.mantissa_bits >= dtype.mantissa_bits
+            and operand.exponent_bits >= dtype.exponent_bits
+        )
+    table = dtype.decode_table()
+    finite = np.isfinite(table)
+    specials_fit = bool(finite.all()) or operand.specials != "none"
+    return specials_fit and _holds(operand, table[finite])
+
+
+@cache
+def represents_differences(operand: DataType, dtype: DataType) -> bool:
+    """Whether code - zero is a value of `operand` for every code and integer zero point."""
+    table = dtype.decode_table()
+    return _holds(operand, np.unique(table[:, None] - table[None, :]))
+
+
+@cache
+def represents_products(operand: DataType, dtype: DataType, scale: DataType) -> bool:
+    """Whether weight x scale is a value of `operand` for every code and every finite scale."""
+    if not (dtype.is_narrow and scale.is_narrow):
+        return False
+    codes, scales = dtype.decode_table(), scale.decode_table()
+    codes, scales = codes[np.isfinite(codes)], scales[np.isfinite(scales)]
+    return _holds(operand, np.unique(codes[:, None] * scales[None, :]))
+
+
+def _holds(operand: DataType, values: _Values) -> bool:
+    """Whether each finite value is one of `operand`'s."""
+    if operand.is_narrow:
+        return bool(np.isin(values, operand.decode_table()).all())
+    if not operand.is_float:
+        return False
+    _, exponent = np.frexp(values)
+    lowest = 1 - operand.exponent_bias - operand.mantissa_bits  # exponent of the least subnormal
+    ulp = np.maximum(exponent - 1 - operand.mantissa_bits, lowest)
+    steps = np.ldexp(values, -ulp)
+    return bool(((steps == np.rint(steps)) & (np.abs(values) <= operand.max)).all())
+
+
+# -- enumeration --------------------------------------------------------------------------------
+
+
+def enumerate_lowerings(
+    problem: GemmProblem, caps: DeviceCapabilities
+) -> tuple[tuple[Lowering, ...], tuple[Rejection, ...]]:
+    """Every lowering that the device's rows allow, and each discarded choice with its reason.
+
+    Activations are widened only where no row takes the problem's pair of types as it is, since a
+    wider operand costs rate and may lose what the narrow one guarantees (exact int32 sums).
+    """
+    rejected = list(_lacking_families(problem, caps))
+    straight: list[Lowering] = []
+    widened: list[Lowering] = []
+    for row in caps.mma:
+        objection = _objection(problem, row)
+        if objection is None:
+            sites, objections = _scale_sites(problem, row)
+            rejected += [Rejection(row.name, why) for why in objections]
+            found = [
+                lowering for site in sites for lowering in _with_movers(problem, caps, row, *site)
+            ]
+            (straight if row.b == problem.activation.dtype else widened).extend(found)
+        else:
+            rejected.append(Rejection(row.name, objection))
+    if not straight:
+        return tuple(widened), tuple(rejected)
+    taken = straight[0].mma.instruction
+    for name in dict.fromkeys(lowering.mma.name for lowering in widened):
+        why = f"would widen {problem.activation.dtype} activations; {taken} takes them as they are"
+        rejected.append(Rejection(name, why))
+    return tuple(straight), tuple(rejected)
+
+
+def _objection(problem: GemmProblem, row: MmaRow) -> str | None:
+    """Why a row cannot take the problem's types, or None."""
+    weight, activation = problem.weight, problem.activation
+    if not represents(row.a, weight.dtype):
+        return f"{weight.dtype} weights are not exact in {row.a}"
+    if not represents(row.b, activation.dtype):
+        return f"{activation.dtype} activations are not exact in {row.b}"
+    if weight.zero_point == "integer" and not represents_differences(row.a, weight.dtype):
+        return f"{weight.dtype} minus its zero point is not exact in {row.a}"
+    if weight.zero_point == "float" and row.a != weight.scale_dtype:
+        return f"{weight.scale_dtype} zero points cannot be subtracted in {row.a}"
+    if not activation.symmetric:
+        return "activations with a zero point need a correction that no epilogue applies"
+    if row.emulated:
+        return f"emulated: {row.note}" if row.note else "emulated by the assembler"
+    if row.undocumented and not problem.allow_undocumented:
+        return "undocumented; used only with allow_undocumented=True"
+    if row.accumulator.bits == 16 and not problem.fp16_accumulation:
+        return "accumulates in float16; used only with fp16_accumulation=True"
+    return None
+
+
+def _lacking_families(problem: GemmProblem, caps: DeviceCapabilities) -> Iterator[Rejection]:
+    """Instruction families without a row for the problem's types, and what is said of them."""
+    weight, activation = problem.weight.dtype, problem.activation.dtype
+    for instruction in caps.instructions:
+        rows = [row for row in caps.mma if row.instruction == instruction]
+        if any(row.b == activation and represents(row.a, weight) for row in rows):
+            continue
+        operands = dict.fromkeys((weight, activation))
+        said = (caps.why_absent(operand, instruction) for operand in operands)
+        reason = "; ".join(dict.fromkeys(why for why in said if why))
+        reason = reason or f"takes no {weight} weights with {activation} activations"
+        yield Rejection(f"{instruction} {weight.ptx} x {activation.ptx}", reason)
+
+
+def weight_group(problem: GemmProblem) -> int:
+    """K values that a weight scale covers, 0 where it covers all of K."""
+    weight = problem.weight
+    if weight.granularity == "block":
+        return weight.block[1]
+    return weight.group_size if weight.granularity == "group" else 0
+
+
+def activation_group(problem: GemmProblem) -> int:
+    """K values that an activation scale covers, 0 where it covers all of K."""
+    activation = problem.activation
+    return activation.group_size if activation.granularity in ("group", "block") else 0
+
+
+def scale_step(problem: GemmProblem) -> int:
+    """K values after which some scale, of weights or activations, changes; 0 where none does."""
+    return gcd(weight_group(problem), activation_group(problem))
+
+
+def _scale_sites(
+    problem: GemmProblem, row: MmaRow
+) -> tuple[list[tuple[str, tuple[str, ...]]], list[str]]:
+    """Where scales may enter with this row, each with notes; and why not elsewhere."""
+    if row.block_scale:
+        return _instruction_site(problem, row)
+    weight, groups = problem.weight, (weight_group(problem), activation_group(problem))
+    step = scale_step(problem)
+    sites: list[tuple[str, tuple[str, ...]]] = []
+    objections: list[str] = []
+    overflow = _integer_overflow(row, step or problem.k)
+    if overflow:
+        return [], [overflow]
+    if not step:
+        return [(EPILOGUE, ())], []
+    k = row.shape[2]
+    if step % k:
+        return [], [f"a scale per {step} values of K does not divide into the instruction's {k}"]
+    sites.append((ACCUMULATOR, ()))
+    if not groups[0]:
+        objections.append("scales in operand: weights have no scales per group")
+    elif groups[1]:
+        objections.append("scales in operand: activation groups need the accumulator")
+    elif row.a.is_narrow:
+        objections.append(f"scales in operand: products would round to {row.a}")
+    elif represents_products(row.a, weight.dtype, weight.scale_dtype):
+        sites.append((OPERAND, ()))
+    elif row.a == weight.scale_dtype:
+        sites.append((OPERAND, (f"weight times scale rounds to {row.a}",)))
+    else:
+        objections.append(f"scales in operand: {weight.scale_dtype} scales are not {row.a}")
+    return sites, objections
+
+
+def _instruction_site(
+    problem: GemmProblem, row: MmaRow
+) -> tuple[list[tuple[str, tuple[str, ...]]], list[str]]:
+    """Block-scaled rows: each side brings scales as the row wants them, or ones."""
+    weight, activation = problem.weight, problem.activation
+    notes: list[str] = []
+    for side, spec, group in (
+        ("weight", weight, weight_group(problem)),
+        ("activation", activation, activation_group(problem)),
+    ):
+        if not group:
+            notes.append(f"{side} block scales are one; its own scales enter in the epilogue")
+        elif not _block_scale_fits(row, spec.scale_dtype, group):
+            wanted = " or ".join(f"{dtype} per {size}" for dtype, size in row.block_scale)
+            return [], [
+                f"takes scales of {wanted}; {side} scales are {spec.scale_dtype} per {group}"
+            ]
+    if weight.granularity == "block" and weight.block[0] > 1:
+        notes.append("weight block scales are repeated over the rows of a block")
+    return [(INSTRUCTION, tuple(notes))], []
+
+
+def _block_scale_fits(row: MmaRow, dtype: DataType, group: int) -> bool:
+    # Stored e4m3 block scales are positive, so the unsigned type of the instruction reads them.
+    stored = {dtype.name, f"u{dtype.ptx}"} | {dtype.ptx}
+    return any(size == group and wanted.ptx in stored for wanted, size in row.block_scale)
+
+
+def _integer_overflow(row: MmaRow, k: int) -> str:
+    if row.a.is_float or row.b.is_float:
+        return ""
+    largest = max(abs(row.a.min), row.a.max) * max(abs(row.b.min), row.b.max) * k
+    return f"sums over K = {k} may leave int32" if largest >= 2**31 else ""
+
+
+def _with_movers(
+    problem: GemmProblem,
+    caps: DeviceCapabilities,
+    row: MmaRow,
+    site: str,
+    site_notes: tuple[str, ...],
+) -> Iterator[Lowering]:
+    """One lowering per mover of the device, which lists them best first."""
+    native = row.a == problem.weight.dtype and problem.weight.zero_point == "none"
+    from_shared = site == INSTRUCTION and native and "register" not in row.a_sites
+    notes = _row_notes(problem, row) + site_notes
+    for mover in caps.movers:
+        yield Lowering(
+            operand=row.a,
+            activation_operand=row.b,
+            mma=row,
+            scale_site=site,
+            mover=mover,
+            mainloop=row.instruction,
+            layout=K_MAJOR if from_shared and "shared" in row.a_sites else BRICK,
+            notes=notes,
+        )
+
+
+def _row_notes(problem: GemmProblem, row: MmaRow) -> tuple[str, ...]:
+    notes = [flag for flag in ("legacy", "undocumented") if getattr(row, flag)]
+    if row.b != problem.activation.dtype:
+        notes.append(f"activations widened from {problem.activation.dtype} to {row.b}")
+    if problem.weight.zero_point == "float":
+        notes.append(f"weight minus zero point rounds to {row.a}")
+    if row.min_compiler:
+        notes.append("needs compiler {}.{} or later".format(*row.min_compiler))
+    return tuple(notes)
