@@ -13,6 +13,7 @@ import argparse
 import json
 import statistics
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +79,27 @@ def measure(problem: GemmProblem, tokens: list[int], floor: Floor) -> list[dict[
     weights = [packed] + [clone(packed) for _ in range(copies_beyond_l2(nbytes) - 1)]
     plain = [dense] + [dense.clone() for _ in range(copies_beyond_l2(2 * n * k) - 1)]
     read = [torch.empty(nbytes, dtype=torch.uint8, device="cuda").random_(0, 256) for _ in weights]
-    rows = []
-    for m in tokens:
-        x = torch.randn(m, k, device="cuda", dtype=dtype)
-        out = humming.matmul(x, packed)
-        expected = reference.matmul(x, quantized)
+    operands = Operands(problem, quantized, weights, plain, read, floor)
+    return [operands.measure(m, dtype) for m in tokens]
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The weights of one shape and format, each in several copies, and what reads them."""
+
+    problem: GemmProblem
+    quantized: humming.QuantizedWeight
+    weights: list[humming.PackedWeight]
+    plain: list[torch.Tensor]
+    read: list[torch.Tensor]
+    floor: Floor
+
+    def measure(self, m: int, dtype: torch.dtype) -> dict[str, Any]:
+        """The row of one number of tokens."""
+        weights, plain, read, floor = self.weights, self.plain, self.read, self.floor
+        x = torch.randn(m, self.problem.k, device="cuda", dtype=dtype)
+        out = humming.matmul(x, weights[0])
+        expected = reference.matmul(x, self.quantized)
         times = time_graphs(
             {
                 "us": capture(lambda i: humming.matmul(x, weights[i % len(weights)])),
@@ -91,20 +108,17 @@ def measure(problem: GemmProblem, tokens: list[int], floor: Floor) -> list[dict[
                 "floor_dependent_us": capture(lambda i: floor.read(read[i % len(read)], True)),
             }
         )
-        rows.append(
-            {
-                "n": n,
-                "k": k,
-                "format": problem.name,
-                "m": m,
-                **times,
-                "over_cublas": times["cublas_us"] / times["us"],
-                "of_floor": times["us"] / times["floor_us"],
-                "relative_error": float(reference.relative_error(out, expected)),
-                "tile": str(humming.plan(problem, m=m).tile),
-            }
-        )
-    return rows
+        return {
+            "n": self.problem.n,
+            "k": self.problem.k,
+            "format": self.problem.name,
+            "m": m,
+            **times,
+            "over_cublas": times["cublas_us"] / times["us"],
+            "of_floor": times["us"] / times["floor_us"],
+            "relative_error": float(reference.relative_error(out, expected)),
+            "tile": str(humming.plan(self.problem, m=m).tile),
+        }
 
 
 def clone(packed: humming.PackedWeight) -> humming.PackedWeight:
