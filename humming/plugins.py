@@ -92,8 +92,8 @@ class PluginSet:
             self._load(_Plugin(name, distribution, None), load)
 
     @classmethod
-    def of_environment(cls) -> "PluginSet":
-        """The plugins of the installed distributions."""
+    def of_environment(cls, **modules: Any) -> "PluginSet":
+        """The plugins of the installed distributions, and modules that are not installed."""
         loaders: dict[str, tuple[str, Callable[[], Any]]] = {}
         for entry in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
             told = f"{entry.dist.name} {entry.dist.version}" if entry.dist else ""
@@ -102,12 +102,16 @@ class PluginSet:
                 loaders[entry.name] = (f"{loaders[entry.name][0]}, {told}", _raiser(message))
             else:
                 loaders.setdefault(entry.name, (told, entry.load))
-        return cls(loaders)
+        return cls(loaders | {name: ("", partial(_same, m)) for name, m in modules.items()})
 
     @classmethod
     def of_modules(cls, **modules: Any) -> "PluginSet":
         """Plugins that are modules, or objects with hook methods, by name; for tests."""
         return cls({name: ("", partial(_same, module)) for name, module in modules.items()})
+
+    def name_of(self, module: Any) -> str | None:
+        """The name under which a module is registered."""
+        return next((p.name for p in self._plugins if p.module is module), None)
 
     # -- loading --------------------------------------------------------------------------------
 

@@ -149,6 +149,10 @@ class Registry:
         """The plugin that has the row of a device, None if no plugin has."""
         return self._owners.get(name) or self._lost.get(name)
 
+    def contribution(self, plugin: str) -> Contribution | None:
+        """What a plugin adds, None for a plugin that could not be asked."""
+        return next((part for part in self._parts if part.plugin == plugin), None)
+
     def match(self, driver_name: str) -> DeviceCapabilities:
         """The device that a driver calls by a name: exactly, or by a pattern of the row.
 
