@@ -101,7 +101,8 @@ def compose_source(
         f"  static constexpr bool kDependentLaunch = {dependent};",
         "};",
         "",
-        f'extern "C" __global__ void __launch_bounds__({tile.threads})',
+        # With one CTA an SM as the aim, the compiler gives a thread all the registers it can use.
+        f'extern "C" __global__ void __launch_bounds__({tile.threads}, 1)',
         f"    {ENTRY}(const __grid_constant__ humming::GemmParams params) {{",
         f"  humming::gemm<Config, {struct['mainloop']}, {struct['epilogue']}>(params);",
         "}",

@@ -81,16 +81,36 @@ struct MmaSyncMainloop {
   // (row block, token tile, i) -> row 16 * block + g + 8 * (i >> 1), token 8 * tile + 2t + (i & 1)
   using Accumulators = float[kRowBlocks][kTokenTiles][4];
 
-  // One matrix that is copied in runs: a run of kRun pieces of 16 bytes from each row block.
+  // A matrix that is copied in runs: kRuns rows (or row blocks), kRun pieces of 16 bytes from each.
+  // Copy i of a thread is piece `piece(i)` of run `run(i)`. Where threads and runs divide one another
+  // these are a first place plus constants, and addressing costs an addition a copy.
   template <int kRuns, int kRun>
   struct Runs {
     static constexpr int kTotal = kRuns * kRun;
     static constexpr int kCount = ceil_div(kTotal, kThreads);
-    // A thread's copy number i is piece `piece(i)` of run `run(i)`.
-    static __device__ int first() { return int(threadIdx.x); }
-    static __device__ int run(int i) { return (first() + i * kThreads) / kRun; }
-    static __device__ int piece(int i) { return (first() + i * kThreads) % kRun; }
-    static __device__ bool mine(int i) { return first() + i * kThreads < kTotal; }
+    static constexpr bool kWideThreads = kThreads % kRun == 0;
+    static constexpr bool kWideRuns = kRun % kThreads == 0;
+
+    static __device__ int run(int i) {
+      const int thread = threadIdx.x;
+      if (kWideThreads) return thread / kRun + i * (kThreads / kRun);
+      if (kWideRuns) return i * kThreads / kRun;
+      return (thread + i * kThreads) / kRun;
+    }
+    static __device__ int piece(int i) {
+      const int thread = threadIdx.x;
+      if (kWideThreads) return thread % kRun;
+      if (kWideRuns) return thread + i * kThreads % kRun;
+      return (thread + i * kThreads) % kRun;
+    }
+    // Bytes from copy 0 to copy i, where runs lie `pitch` bytes apart.
+    static __device__ i64 step(int i, i64 pitch) {
+      if (kWideThreads) return i * (kThreads / kRun) * pitch;
+      return (run(i) - run(0)) * pitch + (piece(i) - piece(0)) * 16;
+    }
+    static __device__ bool mine(int i) {
+      return kTotal % kThreads == 0 || int(threadIdx.x) + i * kThreads < kTotal;
+    }
   };
   using CodeRuns = Runs<C::kBlockN / 16, kBricks * kBrickBytes / 16>;
   using ScaleRuns = Runs<kScalesInLoop ? C::kBlockN / 16 : 0, kGroups * kScaleBytes>;
@@ -102,65 +122,79 @@ struct MmaSyncMainloop {
 
   // Copies stage after stage of this CTA's tile; pieces outside the matrices become zeros.
   struct Loader {
-    const GemmParams& p;
-    u32 shared;
-    int block_n, block_m;  // first row block and first token of the tile
-    int row_blocks, bricks, groups;
+    u32 shared;           // address of stage 0
+    int blocks, tokens;   // row blocks and tokens of the matrices from this tile's first one on
+    int bricks, groups, k;
+    i64 x_pitch;
+    // Where copy 0 of this thread reads in stage 0.
+    const u8* codes;
+    const u8* scales;
+    const u8* zeros;
+    const u8* x;
 
-    __device__ Loader(const GemmParams& params, u32 address, int tile_n, int tile_m)
-        : p(params), shared(address), block_n(tile_n * (C::kBlockN / 16)),
-          block_m(tile_m * C::kBlockM), row_blocks((params.n + 15) / 16),
-          bricks((params.k + 63) / 64),
-          groups(C::kGroupK == 0 ? 1 : (bricks * 64 + C::kGroupK - 1) / max_of(C::kGroupK, 1)) {}
+    __device__ Loader(const GemmParams& p, u32 address, int tile_n, int tile_m)
+        : shared(address), blocks((p.n + 15) / 16 - tile_n * (C::kBlockN / 16)),
+          tokens(p.m - tile_m * C::kBlockM), bricks((p.k + 63) / 64),
+          groups(C::kGroupK == 0 ? 1 : (bricks * 64 + C::kGroupK - 1) / max_of(C::kGroupK, 1)),
+          k(p.k), x_pitch(p.x_stride * 2) {
+      const i64 block = tile_n * (C::kBlockN / 16), token = tile_m * C::kBlockM;
+      codes = static_cast<const u8*>(p.codes) +
+              (block + CodeRuns::run(0)) * bricks * kBrickBytes + CodeRuns::piece(0) * 16;
+      scales = static_cast<const u8*>(p.scales) +
+               (block + ScaleRuns::run(0)) * groups * 16 * kScaleBytes + ScaleRuns::piece(0) * 16;
+      zeros = static_cast<const u8*>(p.zeros) +
+              (block + ZeroRuns::run(0)) * groups * 16 * kZeroBytes + ZeroRuns::piece(0) * 16;
+      x = static_cast<const u8*>(p.x) + (token + XRuns::run(0)) * x_pitch + XRuns::piece(0) * 16;
+    }
 
     __device__ void issue(Fetch& fetch, int stage, int slot) const {
-      u32 target = shared + slot * kStageSize;
+      const u32 base = shared + slot * kStageSize;
+      const u32 lane_base = base + threadIdx.x * 16;
       int at = 0;
       const int brick = stage * kBricks;
-      const u8* codes = static_cast<const u8*>(p.codes);
+      const u8* from = codes + i64(brick) * kBrickBytes;
 #pragma unroll
       for (int i = 0; i < CodeRuns::kCount; ++i, ++at) {
-        if (!CodeRuns::mine(i)) { fetch.skip(at); continue; }
-        const int block = block_n + CodeRuns::run(i), piece = CodeRuns::piece(i);
-        const bool exists = block < row_blocks && brick + piece / (kBrickBytes / 16) < bricks;
-        const i64 from = (i64(block) * bricks + brick) * kBrickBytes + piece * 16;
-        fetch.issue(at, target + (threadIdx.x + i * kThreads) * 16, codes + (exists ? from : 0),
-                    exists);
+        const bool exists = CodeRuns::run(i) < blocks &&
+                            brick + CodeRuns::piece(i) / (kBrickBytes / 16) < bricks;
+        copy(fetch, at, CodeRuns::mine(i), lane_base + i * kThreads * 16,
+             from + CodeRuns::step(i, i64(bricks) * kBrickBytes), exists);
       }
-      target += kCodesSize;
       const int group = C::kGroupK == 0 ? 0 : stage * C::kBlockK / max_of(C::kGroupK, 1);
-      const u8* scales = static_cast<const u8*>(p.scales);
+      from = scales + i64(group) * 16 * kScaleBytes;
 #pragma unroll
       for (int i = 0; i < ScaleRuns::kCount; ++i, ++at) {
-        if (!ScaleRuns::mine(i)) { fetch.skip(at); continue; }
-        const int block = block_n + ScaleRuns::run(i), piece = ScaleRuns::piece(i);
-        const bool exists = block < row_blocks && group + piece / kScaleBytes < groups;
-        const i64 from = (i64(block) * groups + group) * 16 * kScaleBytes + piece * 16;
-        fetch.issue(at, target + (threadIdx.x + i * kThreads) * 16, scales + (exists ? from : 0),
-                    exists);
+        const bool exists = ScaleRuns::run(i) < blocks &&
+                            group + ScaleRuns::piece(i) / kScaleBytes < groups;
+        copy(fetch, at, ScaleRuns::mine(i), lane_base + kCodesSize + i * kThreads * 16,
+             from + ScaleRuns::step(i, i64(groups) * 16 * kScaleBytes), exists);
       }
-      target += kScalesSize;
-      const u8* zeros = static_cast<const u8*>(p.zeros);
+      from = zeros + i64(group) * 16 * kZeroBytes;
 #pragma unroll
       for (int i = 0; i < ZeroRuns::kCount; ++i, ++at) {
-        if (!ZeroRuns::mine(i)) { fetch.skip(at); continue; }
-        const int block = block_n + ZeroRuns::run(i), piece = ZeroRuns::piece(i);
-        const bool exists = block < row_blocks && group + piece / kZeroBytes < groups;
-        const i64 from = (i64(block) * groups + group) * 16 * kZeroBytes + piece * 16;
-        fetch.issue(at, target + (threadIdx.x + i * kThreads) * 16, zeros + (exists ? from : 0),
-                    exists);
+        const bool exists = ZeroRuns::run(i) < blocks &&
+                            group + ZeroRuns::piece(i) / kZeroBytes < groups;
+        copy(fetch, at, ZeroRuns::mine(i), lane_base + kCodesSize + kScalesSize + i * kThreads * 16,
+             from + ZeroRuns::step(i, i64(groups) * 16 * kZeroBytes), exists);
       }
-      target += kZerosSize;
-      const u8* x = static_cast<const u8*>(p.x);
+      const u32 x_base = base + kCodesSize + kScalesSize + kZerosSize;
+      from = x + i64(stage) * (C::kBlockK * 2);
 #pragma unroll
       for (int i = 0; i < XRuns::kCount; ++i, ++at) {
-        if (!XRuns::mine(i)) { fetch.skip(at); continue; }
-        const int token = block_m + XRuns::run(i);
-        const int k = stage * C::kBlockK + 8 * XRuns::piece(i);
-        const bool exists = token < p.m && k < p.k;
-        const i64 from = (i64(token) * p.x_stride + k) * 2;
-        fetch.issue(at, target + XRuns::run(i) * kXPitch + 16 * XRuns::piece(i),
-                    x + (exists ? from : 0), exists);
+        const int token = XRuns::run(i), piece = XRuns::piece(i);
+        const bool exists = token < tokens && stage * C::kBlockK + 8 * piece < k;
+        copy(fetch, at, XRuns::mine(i), x_base + token * kXPitch + 16 * piece,
+             from + XRuns::step(i, x_pitch), exists);
+      }
+    }
+
+    // Piece `at` of a stage. A piece that does not exist is not read, wherever its address points.
+    static __device__ void copy(Fetch& fetch, int at, bool mine, u32 target, const u8* from,
+                                bool exists) {
+      if (mine) {
+        fetch.issue(at, target, from, exists);
+      } else {
+        fetch.skip(at);
       }
     }
   };
