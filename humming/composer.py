@@ -201,7 +201,7 @@ def plan(
             raise UnsupportedError(f"plan of {problem!r}", why, "Pass n and k as well.")
         problem = GemmProblem.parse(problem, n, k)
     elif n is not None or k is not None:
-        problem = replace(problem, n=n or problem.n, k=k or problem.k)
+        problem = replace(problem, n=problem.n if n is None else n, k=problem.k if k is None else k)
     return compose(problem, plugins.capabilities(device), m_range_of(m), m=m)
 
 
@@ -266,7 +266,7 @@ def _unsupported(decision: Decision, registry: Registry) -> UnsupportedError:
     able = [
         other.name
         for other in registry.devices()
-        if other.name != caps.name and decide(problem, other, decision.m_range, registry).ready
+        if other.name != caps.name and _buildable(problem, other, decision.m_range, registry)
     ]
     possible.append(f"Devices that run {problem.name}: {', '.join(able) or 'none yet'}.")
     return UnsupportedError(f"{problem.name} on {caps.name}", why, " ".join(possible))
@@ -278,5 +278,17 @@ def _ready_neighbours(decision: Decision, registry: Registry) -> Iterator[str]:
     names = [f"{problem.weight.name} x {name}" for name in _NEAREST_ACTIVATIONS]
     for name in (*names, *_NEAREST_PROBLEMS):
         other = GemmProblem.parse(name, problem.n, problem.k)
-        if decide(other, decision.capabilities, decision.m_range, registry).ready:
+        if _buildable(other, decision.capabilities, decision.m_range, registry):
             yield other.name
+
+
+def _buildable(
+    problem: GemmProblem, caps: DeviceCapabilities, m_range: MRange, registry: Registry
+) -> bool:
+    """Whether `decide` would find a lowering that is ready, without ranking any."""
+    lowerings, _ = enumerate_lowerings(problem, caps)
+    return any(
+        candidates(problem, lowering, caps, m_range)
+        for lowering in lowerings
+        if not _absent(problem, lowering, registry)
+    )

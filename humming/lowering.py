@@ -93,6 +93,11 @@ class Lowering:
         narrow = max(self.operand.bits, self.activation_operand.bits) <= 4
         return 4 if packed and narrow else 8  # 4- and 6-bit floats otherwise sit in a byte each
 
+    def operand_roundings(self, problem: GemmProblem) -> int:
+        """How often a weight is rounded to the operand's type; 0 where operands are exact."""
+        scaled = self.scale_site == OPERAND and not _products_exact(problem, self.operand)
+        return scaled + (problem.weight.zero_point == "float")
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
@@ -156,7 +161,11 @@ def represents_differences(operand: DataType, dtype: DataType) -> bool:
 
 @cache
 def represents_products(operand: DataType, dtype: DataType, scale: DataType) -> bool:
-    """Whether weight x scale is a value of `operand` for every code and every finite scale."""
+    """Whether weight x scale is a value of `operand` for every code and every finite scale.
+
+    Integer zero points change nothing: what they make of unsigned codes are these and their
+    negatives, which 16-bit operands hold alike.
+    """
     if not (dtype.is_narrow and scale.is_narrow):
         return False
     codes, scales = dtype.decode_table(), scale.decode_table()
@@ -291,13 +300,19 @@ def _scale_sites(
         objections.append("scales in operand: activation groups need the accumulator")
     elif row.a.is_narrow:
         objections.append(f"scales in operand: products would round to {row.a}")
-    elif represents_products(row.a, weight.dtype, weight.scale_dtype):
+    elif _products_exact(problem, row.a):
         sites.append((OPERAND, ()))
     elif row.a == weight.scale_dtype:
         sites.append((OPERAND, (f"weight times scale rounds to {row.a}",)))
     else:
         objections.append(f"scales in operand: {weight.scale_dtype} scales are not {row.a}")
     return sites, objections
+
+
+def _products_exact(problem: GemmProblem, operand: DataType) -> bool:
+    weight = problem.weight
+    exact = represents_products(operand, weight.dtype, weight.scale_dtype)
+    return exact and weight.zero_point != "float"
 
 
 def _instruction_site(
