@@ -142,7 +142,7 @@ class Registry:
                 raise problem
         broken = f" Broken plugins: {', '.join(sorted(self.problems))}." if self.problems else ""
         raise UnsupportedError(
-            f"device {name!r}", "no row has this name", suggest(asked, self._names) + broken
+            f"device {name!r}", "no row has this name", suggest(asked, sorted(self._names)) + broken
         )
 
     def owner(self, name: str) -> str | None:
@@ -221,8 +221,6 @@ class Registry:
             other = owners.setdefault(key, plugin)
             if plugin != HOST and component.header not in self.headers:
                 self._report(plugin, f"component {key}: no include folder has {component.header}")
-            elif key in self._components and other == plugin:
-                raise PluginError(f"{plugin} has two components for {key}")
             elif key in self._components:
                 for offender in {plugin, other} - {HOST}:
                     self._report(offender, f"{plugin} and {other} both have a component for {key}")
