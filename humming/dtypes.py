@@ -293,6 +293,9 @@ NARROW: tuple[DataType, ...] = (
 WIDE: tuple[DataType, ...] = (float16, bfloat16, float32)
 """The types of 16 and 32 bits."""
 
+UNKNOWN_NAME = "no number format of at most 32 bits has this name"
+"""Why `DataType.parse` refuses what it does not know; types it knows of but refuses differ."""
+
 _ALIASES = {
     "fp16": float16,
     "f16": float16,
@@ -336,7 +339,7 @@ def _parse_name(text: str) -> DataType:
         )
         if dtype is not None and dtype.bits == int(bits) and not unsuited:
             return dtype
-    why = "no number format of at most 32 bits has this name"
+    why = UNKNOWN_NAME
     if name.endswith("fnuz"):
         why = "types whose negative zero is NaN (fnuz) are not supported"
     elif name == "fp6":

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from humming.dtypes import DataType, suggest
+from humming.dtypes import UNKNOWN_NAME, DataType, suggest
 from humming.errors import UnsupportedError
 
 
@@ -47,6 +47,7 @@ def split_name(
         raise UnsupportedError(f"{what} {text!r}", "it is no string", "Give e.g. 'int8'.")
     name = text.strip().lower()
     words = name.split("_")
+    refusal: UnsupportedError | None = None
     # The longest head first: dtypes such as fp8_e4m3 hold an underscore themselves.
     for length in range(len(words), 0, -1):
         head, parts = "_".join(words[:length]), words[length:]
@@ -62,12 +63,13 @@ def split_name(
         try:
             return None, DataType.parse(head), parts
         except UnsupportedError as error:
-            unknown = error
-    raise UnsupportedError(
-        f"{what} {text!r}",
-        f"it starts with no known dtype ({unknown.asked}: {unknown.why})",
-        suggest(name, known),
-    )
+            # A reason of its own says more than that the rest of the name is unknown.
+            if refusal is None or refusal.why == UNKNOWN_NAME:
+                refusal = error
+    if refusal is None or refusal.why == UNKNOWN_NAME:
+        why = f"{words[0]!r}, which it starts with, is no dtype and no known format"
+        raise UnsupportedError(f"{what} {text!r}", why, suggest(name, known))
+    raise UnsupportedError(f"{what} {text!r}", refusal.why, refusal.possible)
 
 
 def read_parts(what: str, text: str, parts: list[str], known: Sequence[Part]) -> dict[str, Any]:

@@ -85,6 +85,37 @@ def test_activation_names_round_trip(spec: ActivationSpec) -> None:
     assert str(spec) == spec.name
 
 
+@pytest.mark.parametrize(
+    ("name", "printed"),
+    [
+        ("int4_channel", "int4"),
+        ("int4_g128_sfp16", "int4_g128"),
+        ("e4m3_block128x128_sfp32", "fp8_block128"),
+        ("float4e2m1_g64", "fp4_g64"),
+        ("e2m1_g32_se8m0", "mxfp4"),
+        ("mxfp8_e4m3", "mxfp8"),
+        ("fp4_s2tensor_se4m3_g16", "nvfp4"),
+    ],
+)
+def test_weights_print_the_shortest_name(name: str, printed: str) -> None:
+    assert WeightSpec.parse(name).name == printed
+
+
+@pytest.mark.parametrize(
+    ("name", "printed"),
+    [
+        ("bf16", "bfloat16"),
+        ("int8_token_dynamic", "int8"),
+        ("int8_tensor_static", "int8_tensor"),
+        ("e4m3_mx32", "mxfp8"),
+        ("mxfp8_e4m3", "mxfp8"),
+        ("fp4_nv16", "nvfp4"),
+    ],
+)
+def test_activations_print_the_shortest_name(name: str, printed: str) -> None:
+    assert ActivationSpec.parse(name).name == printed
+
+
 @given(st.sampled_from((WeightSpec, ActivationSpec)), st.text(max_size=16))
 def test_parsing_any_text_gives_a_format_or_the_error(
     kind: type[WeightSpec] | type[ActivationSpec], text: str
@@ -274,13 +305,16 @@ def test_sizes_are_what_counting_gives(spec: WeightSpec, n: int, k: int) -> None
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("itn4_g128", "starts with no known dtype.*Did you mean 'int4_g128'"),
+        ("itn4_g128", "no dtype and no known format.*Did you mean 'int4_g128'"),
         ("int4g128", "Did you mean 'int4_g128'"),
         ("mxfp5", "Did you mean 'mxfp"),
         ("mxfp6", "'mxfp6_e3m2'"),
         ("mxint8", "Did you mean 'mxint4'"),
+        ("fp6_g32", "there are two of them.*'float6e3m2' or 'float6e2m3'"),
+        ("float8_e4m3_g128", "infinities and ends at 240.*Did you mean 'float8e4m3'"),
+        ("float8_e4m3fnuz_block128", "types whose negative zero is NaN"),
         ("nvpf4", "Did you mean 'nvfp4'"),
-        ("", "starts with no known dtype.*Known are"),
+        ("", "no dtype and no known format.*Known are"),
         ("int4_g0", "group of 0 values is empty.*-1 for one scale per row"),
         ("int4_g-2", "group of -2 values is empty.*-1 for one scale per row"),
         ("int4_g", "part 'g' is unknown.*g128"),
@@ -343,7 +377,7 @@ def test_weight_fields_are_refused(fields: dict[str, object], message: str) -> N
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("fp31", "starts with no known dtype"),
+        ("fp31", "no dtype and no known format"),
         ("bf61", "Did you mean 'bf16'"),
         ("nvpf4", "Did you mean 'nvfp4'"),
         ("mxint4", "Did you mean"),

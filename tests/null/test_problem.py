@@ -116,6 +116,11 @@ def test_overrides() -> None:
     assert not parsed.allow_undocumented
 
 
+def test_an_override_outranks_the_text() -> None:
+    parsed = GemmProblem.parse("w4a16 -> fp32", 8, 8, out_dtype="bf16")
+    assert parsed.out_dtype == dtypes.bfloat16
+
+
 def test_override_of_a_format_decides_the_output_type() -> None:
     parsed = GemmProblem.parse("w4a16", 8, 8, activation="bf16", weight="mxfp4")
     assert parsed.name == "mxfp4 x bfloat16"
