@@ -31,6 +31,8 @@ Option = TypeVar("Option", Ready, Missing)
 _OPEN_RANGE_M = 1024
 # With batch invariance one plan serves every M, so that sums are ordered alike: a decode batch's.
 _BATCH_INVARIANT_RANGE: MRange = (33, 64)
+# Of dozens of rejected rows an error names the first reasons; `humming explain` has them all.
+_REASONS_TOLD = 4
 # Tried in this order when a problem cannot be served, to name the nearest that can.
 _NEAREST_ACTIVATIONS = ("bfloat16", "float16")
 _NEAREST_PROBLEMS = ("int4_g128 x bfloat16", "int4_g128 x float16")
@@ -259,8 +261,9 @@ def _unsupported(decision: Decision, registry: Registry) -> UnsupportedError:
         best = decision.missing[0]
         why = f"the best lowering, {best.lowering.name}, lacks {', '.join(best.components)}"
     else:
-        reasons = dict.fromkeys(rejection.reason for rejection in decision.rejected)
-        why = "no instruction of the device computes it: " + "; ".join(reasons)
+        reasons = list(dict.fromkeys(rejection.reason for rejection in decision.rejected))
+        told = [*reasons[:_REASONS_TOLD], *(["..."] if len(reasons) > _REASONS_TOLD else [])]
+        why = "no instruction of the device computes it: " + "; ".join(told)
     nearest = next(_ready_neighbours(decision, registry), None)
     possible = [f"On {caps.name}, {nearest} is possible."] if nearest else []
     able = [

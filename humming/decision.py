@@ -172,12 +172,14 @@ def _choice_lines(decision: Decision) -> Iterator[str]:
 
 
 def _estimate_lines(decision: Decision, option: Ready | Missing) -> Iterator[str]:
-    caps, made = decision.capabilities, option.estimate
+    caps, made, lowering = decision.capabilities, option.estimate, option.lowering
+    native = lowering.operand == decision.problem.weight.dtype
     figures = {
         "memory": f"{made.memory_bytes / 1e6:.1f} MB at {_known(caps.bandwidth_gbs)} GB/s",
         "MMA": f"{made.mma_ops / 1e9:.1f} Gop at {_known(made.mma_tops)} Top/s"
-        + (f" ({row_rate})" if (row_rate := _rate(caps, option.lowering)) else ""),
-        "dequantization": f"to {option.lowering.operand}, scales in {option.lowering.scale_site}",
+        + (f" ({row_rate})" if (row_rate := _rate(caps, lowering)) else ""),
+        "dequantization": f"{'native' if native else 'to'} {lowering.operand}, "
+        f"scales in {lowering.scale_site}",
         "overhead": "launch, pipeline stages, reduction",
     }
     bound = "" if made.total_us is None else f", bound by {made.bound}"
@@ -188,7 +190,7 @@ def _estimate_lines(decision: Decision, option: Ready | Missing) -> Iterator[str
         yield f"{made.utilization:.0%} of the SMs have work, over all waves of tiles"
     yield from (f"{figure} not public" for figure in made.unknown)
     yield from (f"assumed: {how}" for how in made.assumed)
-    if option.lowering.mma.legacy:
+    if lowering.mma.legacy:
         yield from _legacy_lines(caps, option)
 
 
@@ -215,7 +217,8 @@ def _legacy_lines(caps: DeviceCapabilities, option: Ready | Missing) -> Iterator
 
 def _rate(caps: DeviceCapabilities, lowering: Lowering) -> str:
     if lowering.mma.rate and caps.sms and caps.clock_mhz:
-        return f"{lowering.mma.rate:g} per SM and clock, {caps.sms} SMs, {caps.clock_mhz:g} MHz"
+        rate, clock = _known(lowering.mma.rate), _known(caps.clock_mhz)
+        return f"{rate} per SM and clock, {caps.sms} SMs, {clock} MHz"
     return ""
 
 
