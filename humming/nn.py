@@ -1,0 +1,245 @@
+"""Layers with quantized weights, to put in the place of those of torch."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from humming.errors import UnsupportedError
+from humming.formats import ActivationSpec, WeightSpec
+from humming.ops import ACTIVATION_DTYPES, OPERAND_BITS, multiply
+from humming.packing import PackedWeight, pack
+from humming.quantized import QuantizedWeight
+from humming.quantizer import quantize
+from humming.runtime import Operands
+
+_PACKED = ("codes", "scales", "zeros", "second_scale")
+
+
+class QuantLinear(torch.nn.Module):
+    """A linear layer for inference whose weight is packed; see `humming.matmul` for what it takes.
+
+    Casting the module (`half()`, `to(torch.bfloat16)`, ...) casts the bias alone: codes, scales and
+    zero points are what the format says, and keep their dtypes. Moving it moves everything.
+
+    The state dict holds the packed tensors as they are, the bias, and in `_extra_state` the format
+    and sizes as JSON in a uint8 tensor, so that it can be stored as safetensors. It loads only into
+    a layer of the same format and sizes.
+
+    Args:
+        weight: packed [N, K] for 16-bit operands.
+        bias: [N] of a floating dtype, or None. One that has not the dtype of the activations is
+            cast in each call.
+        activation: "fp16" or "bf16" to accept only these activations; None accepts both.
+
+    Attributes:
+        in_features, out_features: K and N.
+        weight_spec: the format of the weight.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+    second_scale: torch.Tensor | None
+    bias: torch.Tensor | None
+
+    def __init__(
+        self,
+        weight: PackedWeight,
+        bias: torch.Tensor | None = None,
+        *,
+        activation: ActivationSpec | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.weight_spec: WeightSpec = weight.spec
+        self.activation_dtype = _activation_dtype(activation)
+        if weight.operand_bits != OPERAND_BITS:
+            raise UnsupportedError(
+                f"a QuantLinear with a weight packed for {weight.operand_bits}-bit operands",
+                "activations of 16 bits are multiplied as they are",
+                f"Pack the weight with operand_bits={OPERAND_BITS}.",
+            )
+        if bias is not None and (
+            bias.shape != (self.out_features,) or not bias.is_floating_point()
+        ):
+            raise UnsupportedError(
+                f"a QuantLinear with {self.out_features} outputs and a {bias.dtype} bias "
+                f"{list(bias.shape)}",
+                "a bias is one number for each output",
+                f"Pass a floating-point bias [{self.out_features}], or None.",
+            )
+        self._metadata = weight.metadata()
+        # The name is computed here, because forward runs often and is traced by torch.compile.
+        self._format = weight.spec.name
+        buffers = weight.tensors()
+        if bias is not None:
+            buffers["bias"] = bias.detach().to(
+                weight.codes.device, self.activation_dtype or bias.dtype
+            )
+        # Those that are None come last: torch.export loses count of buffers after one.
+        for name in sorted((*_PACKED, "bias"), key=lambda name: name not in buffers):
+            self.register_buffer(name, buffers.get(name))
+
+    # -- making one ---------------------------------------------------------------------------
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: torch.nn.Linear,
+        weight: WeightSpec | str = "int4_g128",
+        activation: ActivationSpec | str | None = None,
+        device: torch.device | str | None = None,
+        *,
+        method: str = "absmax",
+    ) -> "QuantLinear":
+        """Quantizes and packs the weight of a linear layer, which stays as it is.
+
+        Args:
+            linear: the layer.
+            weight: the format to quantize to.
+            activation: "fp16" or "bf16" to accept only these activations, and to hold the bias so.
+            device: where to quantize and to leave the result; None for the layer's own.
+            method: how scales are chosen, see `humming.quantize`.
+        """
+        if not isinstance(linear, torch.nn.Linear):
+            raise UnsupportedError(
+                f"a QuantLinear from {type(linear).__name__}",
+                "only the weight of a torch.nn.Linear is known to be [out, in]",
+                "Use from_quantized(humming.quantize(weight, ...)).",
+            )
+        matrix = linear.weight.detach().to(device or linear.weight.device)
+        quantized = quantize(matrix, weight, method=method)
+        return cls.from_quantized(quantized, linear.bias, activation=activation)
+
+    @classmethod
+    def from_quantized(
+        cls,
+        weight: QuantizedWeight,
+        bias: torch.Tensor | None = None,
+        *,
+        activation: ActivationSpec | str | None = None,
+        device: torch.device | str | None = None,
+    ) -> "QuantLinear":
+        """Packs a quantized weight, on `device` if given, else where it lies."""
+        packed = pack(weight, operand_bits=OPERAND_BITS, device=device)
+        return cls(packed, bias, activation=activation)
+
+    @classmethod
+    def from_packed(
+        cls,
+        weight: PackedWeight,
+        bias: torch.Tensor | None = None,
+        *,
+        activation: ActivationSpec | str | None = None,
+    ) -> "QuantLinear":
+        """Takes a packed weight, whose tensors it shares."""
+        return cls(weight, bias, activation=activation)
+
+    # -- using it -----------------------------------------------------------------------------
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x @ W.T + bias in the dtype of x; [..., K] -> [..., N]."""
+        dtype = x.dtype
+        if self.activation_dtype is not None and dtype != self.activation_dtype:
+            raise UnsupportedError(
+                f"activations of {dtype}",
+                f"this layer was made for {self.activation_dtype}",
+                f"Cast them with .to({self.activation_dtype}).",
+            )
+        bias = self.bias
+        if bias is not None and bias.dtype != dtype:
+            bias = bias.to(dtype)
+        operands = Operands(self.codes, self.scales, self.zeros, self.second_scale, bias)
+        return multiply(x, operands, self._format, (self.out_features, self.in_features))
+
+    @property
+    def packed(self) -> PackedWeight:
+        """The weight, sharing the layer's tensors."""
+        tensors = {name: getattr(self, name) for name in _PACKED}
+        present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        return PackedWeight.from_tensors(self._metadata, present)
+
+    def extra_repr(self) -> str:
+        """What torch shows between the parentheses."""
+        shown = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{shown}, bias={self.bias is not None}, weight={self._format}"
+
+    # -- state --------------------------------------------------------------------------------
+
+    def get_extra_state(self) -> torch.Tensor:
+        """The format and sizes, as JSON in a uint8 tensor."""
+        text = json.dumps(self._metadata, sort_keys=True)
+        return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        """Nothing to set: only a state of the same format is let in, see `_check_state`."""
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *arguments: Any
+    ) -> None:
+        # Before anything is copied, lest a refused state leave half of itself behind.
+        self._check_state(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+    def _check_state(self, state_dict: Mapping[str, Any], prefix: str) -> None:
+        name = prefix.removesuffix(".") or "a QuantLinear"
+        extra = state_dict.get(f"{prefix}_extra_state")
+        stored = self._metadata if extra is None else _read_extra_state(extra, name)
+        if stored != self._metadata:
+            raise UnsupportedError(
+                f"the state of {name} with {_told(stored)}",
+                f"the layer has {_told(self._metadata)}",
+                "Make the layer with QuantLinear.from_packed from the stored tensors.",
+            )
+        for part in _PACKED:
+            mine, theirs = getattr(self, part), state_dict.get(prefix + part)
+            if mine is not None and theirs is not None and theirs.dtype != mine.dtype:
+                raise UnsupportedError(
+                    f"the state of {name} with {part} of {theirs.dtype}",
+                    f"the layer has {mine.dtype}, and copying would round",
+                    "Store the tensors of a state dict as they are.",
+                )
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        packed = {id(tensor) for name in _PACKED if (tensor := self._buffers[name]) is not None}
+
+        def keep_dtype(tensor: torch.Tensor) -> torch.Tensor:
+            moved = fn(tensor)
+            if id(tensor) not in packed or moved.dtype == tensor.dtype:
+                return moved
+            return tensor.to(moved.device)
+
+        return super()._apply(keep_dtype, recurse)  # type: ignore[no-untyped-call]
+
+
+def _activation_dtype(activation: ActivationSpec | str | None) -> torch.dtype | None:
+    if activation is None:
+        return None
+    spec = ActivationSpec.parse(activation)
+    for dtype in ACTIVATION_DTYPES:
+        if spec == ActivationSpec.parse(str(dtype).removeprefix("torch.")):
+            return dtype
+    raise UnsupportedError(
+        f"a QuantLinear for activations {spec.name}",
+        "activations are not quantized by layers yet",
+        "Possible: fp16, bf16.",
+    )
+
+
+def _read_extra_state(extra: Any, name: str) -> dict[str, str]:
+    try:
+        stored: dict[str, str] = json.loads(bytes(extra.tolist()))
+        return stored
+    except (AttributeError, TypeError, ValueError) as error:
+        raise UnsupportedError(
+            f"the state of {name}",
+            f"its _extra_state holds no description of a packed weight ({error})",
+            "Load a state that a QuantLinear made.",
+        ) from error
+
+
+def _told(metadata: Mapping[str, str]) -> str:
+    shown = {"weight": "?", "n": "?", "k": "?", **metadata}
+    return f"weight {shown['weight']} [{shown['n']}, {shown['k']}]"

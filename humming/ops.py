@@ -1,0 +1,336 @@
+"""`humming.matmul` and the torch operators behind it.
+
+`humming::matmul` and `humming::matmul_out` are ordinary torch operators with fake implementations:
+`torch.compile` keeps them in the graph, and CUDA graphs record them. They take the tensors of a
+packed weight one by one, and its format by name, because operators take nothing else.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+
+from humming import runtime
+from humming.dtypes import DataType
+from humming.errors import UnsupportedError
+from humming.formats import ActivationSpec, WeightSpec
+from humming.packing import PackedWeight
+from humming.problem import GemmProblem
+from humming.runtime import Gemm, Operands
+
+ACTIVATION_DTYPES = (torch.float16, torch.bfloat16)
+"""What `matmul` takes as activations."""
+
+OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+"""What `matmul` returns."""
+
+OPERAND_BITS = 16
+"""Width of the operand that a weight must be packed for, that of the activations."""
+
+# Rows of activations are read in pieces of 16 bytes: 8 values of 2 bytes.
+_PIECE_BYTES, _PIECE_VALUES = 16, 8
+
+
+def matmul(
+    x: torch.Tensor,
+    weight: PackedWeight,
+    bias: torch.Tensor | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """x @ W.T + bias, with a packed quantized weight; sums are in float32.
+
+    It runs on the current stream of the tensors' device, under `torch.compile` and in CUDA graphs,
+    and is for inference: a backward pass raises. The first call for a range of M compiles.
+
+    Rows of x are read as they lie if each begins at a multiple of 16 bytes, its values are adjacent
+    and K is a multiple of 8. Otherwise x is copied first, padded with zeros to a multiple of 8.
+
+    Args:
+        x: activations [..., K], float16 or bfloat16, of any strides.
+        weight: packed [N, K] for 16-bit operands, on the device of x.
+        bias: [N] of the output dtype, on the device of x.
+        out_dtype: float16, bfloat16 or float32; by default that of `out`, else that of x.
+        out: [..., N] to write to: contiguous, or two-dimensional with adjacent values in its rows.
+
+    Returns:
+        [..., N], `out` if it was given. Empty where x is.
+
+    Raises:
+        UnsupportedError: sizes, dtypes or devices do not fit, or the device has no kernel for it.
+        CompileError: no compiler is usable.
+    """
+    if weight.operand_bits != OPERAND_BITS:
+        _refuse(
+            f"activations of {x.dtype} with a weight packed for {weight.operand_bits}-bit operands",
+            "activations of 16 bits are multiplied as they are",
+            f"Pack the weight with operand_bits={OPERAND_BITS}.",
+        )
+    operands = Operands(weight.codes, weight.scales, weight.zeros, weight.second_scale, bias)
+    return multiply(x, operands, _format_name(weight.spec), weight.shape, out_dtype, out)
+
+
+def multiply(
+    x: torch.Tensor,
+    operands: Operands,
+    weight: str,
+    shape: tuple[int, int],
+    out_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`matmul` with the parts of a packed weight, whose format `weight` names, shape [N, K]."""
+    if out_dtype is None:
+        out_dtype = x.dtype if out is None else out.dtype
+    if out is None:
+        result: torch.Tensor = _MATMUL(x, *operands, weight, *shape, out_dtype)
+        return result
+    if out.dtype != out_dtype:
+        _refuse(f"a product in {out_dtype}", f"out is {out.dtype}", "Leave out_dtype away.")
+    if torch.is_grad_enabled() and (x.requires_grad or out.requires_grad):
+        _refuse("a product into `out` for autograd", "it has no backward", "Use torch.no_grad().")
+    _MATMUL_OUT(x, *operands, weight, *shape, out=out)
+    return out
+
+
+_format_names: dict[WeightSpec, str] = {}
+
+
+def _format_name(spec: WeightSpec) -> str:
+    if spec not in _format_names:
+        _format_names[spec] = spec.name
+    return _format_names[spec]
+
+
+# What `torch.compiler.assume_constant_result` sets, and importing all of torch's compiler for it
+# would take seconds: the name of a format is a constant of a traced graph.
+_format_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+# -- the operators on a device --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    """A kind of call: its kernels, and what the packed weight was when it was last checked."""
+
+    gemm: Gemm
+    codes: int  # numbers of elements
+    scales: int
+    scale_dtype: torch.dtype
+    has_zeros: bool
+    has_second_scale: bool
+
+    def fits(self, operands: Operands) -> bool:
+        """Whether a packed weight looks like the one that was checked."""
+        codes, scales, zeros, second_scale, _ = operands
+        return (
+            codes.numel() == self.codes
+            and scales.numel() == self.scales
+            and scales.dtype == self.scale_dtype
+            and (zeros is not None) == self.has_zeros
+            and (second_scale is not None) == self.has_second_scale
+        )
+
+
+# By what distinguishes calls: weight format, n, k, dtypes of x and out, whether biased, device.
+_products: dict[tuple[Any, ...], _Product] = {}
+runtime.on_stand_in.append(_products.clear)
+
+
+def _matmul(
+    x: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    second_scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    weight: str,
+    n: int,
+    k: int,
+    out_dtype: torch.dtype,
+) -> torch.Tensor:
+    out = torch.empty((*x.shape[:-1], n), dtype=out_dtype, device=x.device)
+    _run(x, Operands(codes, scales, zeros, second_scale, bias), weight, n, k, out)
+    return out
+
+
+def _matmul_out(
+    x: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    second_scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    weight: str,
+    n: int,
+    k: int,
+    *,
+    out: torch.Tensor,
+) -> None:
+    _run(x, Operands(codes, scales, zeros, second_scale, bias), weight, n, k, out)
+
+
+def _run(
+    x: torch.Tensor, operands: Operands, weight: str, n: int, k: int, out: torch.Tensor
+) -> None:
+    _check(x, operands, n, k, out)
+    device_index = x.get_device()
+    key = (weight, n, k, x.dtype, out.dtype, operands.bias is None, device_index)
+    product = _products.get(key)
+    if product is None or not product.fits(operands):
+        product = _products[key] = _checked(x, operands, weight, n, k, out)
+    if out.numel():
+        product.gemm(_rows(x, k), operands, out if out.dim() == 2 else out.view(-1, n))
+
+
+def _checked(
+    x: torch.Tensor, operands: Operands, weight: str, n: int, k: int, out: torch.Tensor
+) -> _Product:
+    codes, scales, zeros, second_scale, bias = operands
+    spec = WeightSpec.parse(weight)
+    PackedWeight(spec, (n, k), OPERAND_BITS, codes, scales, zeros, second_scale)  # checks itself
+    problem = GemmProblem(
+        n,
+        k,
+        spec,
+        ActivationSpec.parse(_name(x.dtype)),
+        DataType.parse(out.dtype),
+        bias is not None,
+    )
+    return _Product(
+        runtime.gemm_for(problem, x.get_device()),
+        codes.numel(),
+        scales.numel(),
+        scales.dtype,
+        zeros is not None,
+        second_scale is not None,
+    )
+
+
+def _rows(x: torch.Tensor, k: int) -> torch.Tensor:
+    """Activations [M, K] as kernels read them: K a multiple of 8, rows 16-byte aligned."""
+    rows = x if x.dim() == 2 else x.reshape(-1, k)
+    if k % _PIECE_VALUES:
+        return torch.nn.functional.pad(rows, (0, -k % _PIECE_VALUES))
+    step = rows.stride(0) if rows.shape[0] > 1 else 0
+    if rows.stride(1) != 1 or step % _PIECE_VALUES or rows.data_ptr() % _PIECE_BYTES:
+        return rows.clone(memory_format=torch.contiguous_format)
+    return rows
+
+
+# -- checks ---------------------------------------------------------------------------------------
+
+
+def _check(x: torch.Tensor, operands: Operands, n: int, k: int, out: torch.Tensor) -> None:
+    """Refuses tensors that do not fit one another, sizes and devices named."""
+    bias = operands.bias
+    if x.dtype not in ACTIVATION_DTYPES or out.dtype not in OUT_DTYPES:
+        _refuse(
+            f"a product of {_name(x.dtype)} activations in {_name(out.dtype)}",
+            "no kernel has these types",
+            f"Activations may be {_names(ACTIVATION_DTYPES)}, results {_names(OUT_DTYPES)}.",
+        )
+    if x.dim() == 0 or x.shape[-1] != k:
+        _refuse(
+            f"a product of activations {list(x.shape)} with a weight [{n}, {k}]",
+            f"the last size of the activations is not K = {k}",
+            f"Pass activations [..., {k}].",
+        )
+    if out.shape != (*x.shape[:-1], n) or not _writable(out):
+        _refuse(
+            f"a product of activations {list(x.shape)} with a weight [{n}, {k}] into out "
+            f"{list(out.shape)} of strides {list(out.stride())}",
+            "out has another shape, or its rows are scattered",
+            f"Pass {[*x.shape[:-1], n]}, contiguous or a matrix with adjacent values in its rows.",
+        )
+    if bias is not None and (bias.shape != (n,) or bias.dtype != out.dtype or bias.stride(0) != 1):
+        _refuse(
+            f"a bias {list(bias.shape)} of {_name(bias.dtype)}, stride {list(bias.stride())}",
+            f"it is added to results [..., {n}] of {_name(out.dtype)}",
+            f"Pass a contiguous bias [{n}] of that dtype, e.g. bias.to({out.dtype}).",
+        )
+    device = x.device
+    if operands.codes.device != device or (bias is not None and bias.device != device):
+        others = f"the weight on {operands.codes.device}"
+        if bias is not None:
+            others += f" and the bias on {bias.device}"
+        _refuse(f"activations on {device} with {others}", "devices differ", "Move them together.")
+
+
+def _writable(out: torch.Tensor) -> bool:
+    return out.is_contiguous() or (out.dim() == 2 and out.stride(1) == 1)
+
+
+def _refuse(asked: str, why: str, possible: str) -> NoReturn:
+    raise UnsupportedError(asked, why, possible)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _names(dtypes: tuple[torch.dtype, ...]) -> str:
+    return ", ".join(map(_name, dtypes))
+
+
+# -- the operators elsewhere ----------------------------------------------------------------------
+
+
+def _matmul_fake(
+    x: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    second_scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    weight: str,
+    n: int,
+    k: int,
+    out_dtype: torch.dtype,
+) -> torch.Tensor:
+    out = x.new_empty((*x.shape[:-1], n), dtype=out_dtype)
+    _check(x, Operands(codes, scales, zeros, second_scale, bias), n, k, out)
+    return out
+
+
+def _matmul_out_fake(x: torch.Tensor, *arguments: Any, out: torch.Tensor) -> None:
+    *tensors, _, n, k = arguments
+    _check(x, Operands(*tensors), n, k, out)
+
+
+def _on_cpu(x: torch.Tensor, *arguments: Any, **keywords: Any) -> NoReturn:
+    _refuse(
+        "a product of tensors on the CPU",
+        "kernels run on accelerators, and no simulator device is installed",
+        "Move the tensors to an accelerator; humming.reference.matmul computes products slowly "
+        "anywhere.",
+    )
+
+
+def _backward(context: Any, gradient: torch.Tensor) -> NoReturn:
+    _refuse(
+        "a backward pass through humming.matmul",
+        "quantized weights are for inference",
+        "Wrap the forward pass in torch.no_grad() or torch.inference_mode().",
+    )
+
+
+_TENSORS = (
+    "Tensor x, Tensor codes, Tensor scales, Tensor? zeros, Tensor? second_scale, Tensor? bias"
+)
+_library: Any = torch.library  # parts of it are untyped
+# A fragment, so that another library of this namespace can be loaded beside this one.
+_LIBRARY = _library.Library("humming", "FRAGMENT")
+_LIBRARY.define(f"matmul({_TENSORS}, str weight, int n, int k, ScalarType out_dtype) -> Tensor")
+_LIBRARY.define(f"matmul_out({_TENSORS}, str weight, int n, int k, *, Tensor(a!) out) -> ()")
+for _operator, _on_device, _fake in (
+    ("matmul", _matmul, _matmul_fake),
+    ("matmul_out", _matmul_out, _matmul_out_fake),
+):
+    _LIBRARY.impl(_operator, _on_device, "CUDA")
+    _LIBRARY.impl(_operator, _on_cpu, "CPU")
+    _library.register_fake(f"humming::{_operator}", _fake, lib=_LIBRARY)
+_library.register_autograd("humming::matmul", _backward, lib=_LIBRARY)
+_MATMUL = torch.ops.humming.matmul.default
+_MATMUL_OUT = torch.ops.humming.matmul_out.default

@@ -1,0 +1,344 @@
+"""What a device holds while it computes products: loaded kernels by range of M, and workspaces.
+
+`gemm_for` answers with a `Gemm`, and calling that is all that a product does on the host: a look-up
+in a table of ranges and one launch. Kernels are composed, compiled and loaded when the first
+product of their range is asked for, or ahead of that by `Gemm.prepare`.
+"""
+
+import struct
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from humming import hookspecs, plugins
+from humming.capability import DeviceCapabilities
+from humming.compiler import CompiledKernel, compile_many, compile_plan
+from humming.composer import M_RANGES, KernelPlan, compose
+from humming.errors import UnsupportedError
+from humming.problem import GemmProblem
+
+# GemmParams of kernels/params.cuh: 9 addresses, 2 strides, then m, n, k and a reserved int.
+_PARAMS = struct.Struct("<11q4i")
+_MAX_GRID_Y = 65535
+
+# What is allocated at a time for split-K: counters of graphs and counters of a stream (4 bytes
+# each), and the least that partial sums of a stream get.
+_ARENA_COUNTERS = 1 << 18
+_STREAM_COUNTERS = 1 << 14
+_STREAM_PARTIALS_BYTES = 1 << 20
+
+# The handle of the current stream; the private function is the one that torch's own generated code
+# calls, and several times faster than making a Stream object.
+_current_stream: Callable[[int], int] = getattr(
+    torch._C,
+    "_cuda_getCurrentRawStream",
+    lambda index: torch.cuda.current_stream(index).cuda_stream,
+)
+
+
+class Operands(NamedTuple):
+    """The constant tensors of a product: a packed weight and a bias."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+    second_scale: torch.Tensor | None
+    bias: torch.Tensor | None
+
+
+class Workspaces:
+    """Memory of one device in which split-K kernels reduce: partial sums and counters of tiles.
+
+    Kernels expect counters that are zero and leave them zero, so memory that is cleared once serves
+    any number of launches as long as these do not overlap.
+
+    - Eager launches: those of one stream follow each other, so they share one workspace a stream.
+    - Launches recorded into CUDA graphs: a graph is replayed on any stream, beside other graphs and
+      eager work, so nothing of the above may be in it. Partial sums come from torch while it
+      records: from the graph's own memory, which torch reuses along the graph. Counters cannot
+      come from there, because the graph puts other things into that memory, and clearing it would
+      add a node to each replay. Each recorded launch has counters that no other launch uses.
+
+    The memory comes from the device's runtime instead of torch, for torch may be recording, or
+    warming up with a pool whose every block it wants back, when a workspace has to grow.
+
+    Args:
+        allocate: returns the address of so many bytes of cleared memory, for good.
+    """
+
+    def __init__(self, allocate: Callable[[int], int]) -> None:
+        self._allocate = allocate
+        self._lock = threading.Lock()
+        self._streams: dict[int, _StreamWorkspace] = {}
+        self._arena_at = self._arena_counters = 0
+
+    def of_stream(self, stream: int, partials_bytes: int, counters: int) -> tuple[int, int]:
+        """Returns the addresses of partial sums and counters for launches outside of graphs."""
+        found = self._streams.get(stream)
+        if found is None or found.partials_bytes < partials_bytes or found.counters < counters:
+            found = self._grow(stream, partials_bytes, counters)
+        return found.partials_at, found.counters_at
+
+    def of_graph(self, counters: int) -> int:
+        """Returns the address of counters that no other launch uses."""
+        # Whole cache lines of 128 bytes, so that launches side by side do not slow each other.
+        counters = -(-counters // 32) * 32
+        with self._lock:
+            if self._arena_counters < counters:
+                self._arena_counters = max(_ARENA_COUNTERS, counters)
+                self._arena_at = self._allocate(4 * self._arena_counters)
+            self._arena_counters -= counters
+            return self._arena_at + 4 * self._arena_counters
+
+    def _grow(self, stream: int, partials_bytes: int, counters: int) -> "_StreamWorkspace":
+        with self._lock:
+            old = self._streams.get(stream, _StreamWorkspace(0, 0, 0, 0))
+            # Powers of two, because what is outgrown stays: another thread may be about to launch
+            # with it. All that was outgrown together is no larger than what replaces it.
+            if old.partials_bytes < partials_bytes:
+                size = max(_STREAM_PARTIALS_BYTES, 1 << (partials_bytes - 1).bit_length())
+                old = old._replace(partials_at=self._allocate(size), partials_bytes=size)
+            if old.counters < counters:
+                count = max(_STREAM_COUNTERS, 1 << (counters - 1).bit_length())
+                old = old._replace(counters_at=self._allocate(4 * count), counters=count)
+            self._streams[stream] = old
+            return old
+
+
+class _StreamWorkspace(NamedTuple):
+    partials_at: int
+    partials_bytes: int
+    counters_at: int
+    counters: int
+
+
+class Kernel:
+    """The kernel of a plan, loaded on one device.
+
+    Args:
+        plan: what was composed.
+        device_index: index of the device, as torch counts.
+        compiled: the plan's compiled kernel; if None, it is compiled here, through the cache.
+    """
+
+    def __init__(
+        self, plan: KernelPlan, device_index: int, compiled: CompiledKernel | None = None
+    ) -> None:
+        self.plan = plan
+        self.compiled = compiled or compile_plan(plan)
+        device = _device(plan.decision.capabilities, device_index)
+        self._launch = device.load(self.compiled, plan.smem_bytes).launch
+        self._workspaces = device.workspaces
+        # Everything that a launch needs of the plan, so that it looks nothing up.
+        tile = plan.tile
+        self._n, self._tiles_n = plan.problem.n, plan.grid(1)[0]
+        self._block_m, self._split_k, self._block = tile.block_m, tile.split_k, (tile.threads, 1, 1)
+        self._partials_bytes = 4 * tile.block_n * tile.block_m * tile.split_k  # a tile
+        self._pdl = plan.pdl
+
+    def launch(self, x: torch.Tensor, operands: Operands, out: torch.Tensor, stream: int) -> None:
+        """Enqueues a product on a stream of the current device; all operands have been checked.
+
+        Args:
+            x: activations [m, k], m > 0, k a multiple of 8, in rows that are 16-byte aligned and
+                have unit stride.
+            operands: what x is multiplied with, n rows.
+            out: [m, n] with unit stride along n; it is written.
+            stream: handle of the stream.
+
+        Raises:
+            UnsupportedError: more tokens than a launch can cover.
+            HummingError: the driver refused.
+        """
+        m, k = x.shape
+        tiles_m = -(-m // self._block_m)
+        if tiles_m > _MAX_GRID_Y:
+            raise UnsupportedError(
+                f"a product of {m} tokens",
+                f"a launch covers at most {_MAX_GRID_Y * self._block_m}",
+                "Split the tokens over several calls.",
+            )
+        partials = None  # holds a graph's partial sums until the launch is recorded
+        partials_at = counters_at = 0
+        if self._split_k > 1:
+            tiles = self._tiles_n * tiles_m
+            if torch.cuda.is_current_stream_capturing():
+                partials = x.new_empty(tiles * self._partials_bytes, dtype=torch.uint8)
+                partials_at = partials.data_ptr()
+                counters_at = self._workspaces.of_graph(tiles)
+            else:
+                partials_at, counters_at = self._workspaces.of_stream(
+                    stream, tiles * self._partials_bytes, tiles
+                )
+        codes, scales, zeros, second_scale, bias = operands
+        params = _PARAMS.pack(
+            x.data_ptr(),
+            codes.data_ptr(),
+            scales.data_ptr(),
+            0 if zeros is None else zeros.data_ptr(),
+            0 if second_scale is None else second_scale.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            out.data_ptr(),
+            partials_at,
+            counters_at,
+            x.stride(0),
+            out.stride(0),
+            m,
+            self._n,
+            k,
+            0,
+        )
+        grid = (self._tiles_n, tiles_m, self._split_k)
+        self._launch(grid, self._block, params, stream, self._pdl)
+
+
+class Gemm:
+    """One problem on one device: a table from ranges of M to loaded kernels.
+
+    Args:
+        problem: what is computed.
+        device_index: index of the device, as torch counts.
+    """
+
+    def __init__(self, problem: GemmProblem, device_index: int) -> None:
+        self.problem = problem
+        self.device_index = device_index
+        self.capabilities = capabilities_of(device_index)
+        self._lock = threading.Lock()
+        self._bounds = [high for _, high in M_RANGES if high is not None]
+        self._kernels: list[Kernel | None] = [None] * len(M_RANGES)
+
+    def __call__(self, x: torch.Tensor, operands: Operands, out: torch.Tensor) -> None:
+        """Enqueues a product on the current stream of the device; arguments as `Kernel.launch`."""
+        index = self.device_index
+        kernel = self.kernel(x.shape[0])
+        if torch.cuda.current_device() == index:
+            kernel.launch(x, operands, out, _current_stream(index))
+        else:
+            with torch.cuda.device(index):
+                kernel.launch(x, operands, out, _current_stream(index))
+
+    def kernel(self, m: int) -> Kernel:
+        """Returns the kernel that serves `m` tokens; composes, compiles and loads it if need be."""
+        place = bisect_left(self._bounds, m)
+        return self._kernels[place] or self._load([place])[0]
+
+    def prepare(self, tokens: Iterable[int] | None = None) -> None:
+        """Loads the kernels for these numbers of tokens, or for any, and compiles them in parallel.
+
+        Worth calling before a CUDA graph is recorded or a server takes requests.
+        """
+        if tokens is None:
+            self._load(range(len(M_RANGES)))
+        else:
+            self._load(sorted({bisect_left(self._bounds, m) for m in tokens}))
+
+    def _load(self, places: Sequence[int]) -> list[Kernel]:
+        with self._lock:
+            missing = [place for place in places if self._kernels[place] is None]
+            plans = [compose(self.problem, self.capabilities, M_RANGES[place]) for place in missing]
+            for place, plan, compiled in zip(missing, plans, compile_many(plans), strict=True):
+                self._kernels[place] = Kernel(plan, self.device_index, compiled)
+            return [kernel for place in places if (kernel := self._kernels[place])]
+
+
+class _Device:
+    """What all kernels of one device share."""
+
+    def __init__(self, runtime: Any, index: int) -> None:
+        self._runtime, self._index = runtime, index
+        self._lock = threading.Lock()
+        self._loaded: dict[tuple[str, int], hookspecs.Kernel] = {}
+        self.workspaces = Workspaces(self._allocate)
+
+    def load(self, compiled: CompiledKernel, smem_bytes: int) -> hookspecs.Kernel:
+        """Loads a kernel once, however many layers use it: its source does not know N and K."""
+        with self._lock:
+            key = (compiled.key, smem_bytes)
+            if key not in self._loaded:
+                self._loaded[key] = self._runtime.load(
+                    compiled.image, compiled.entry, smem_bytes, self._index
+                )
+            return self._loaded[key]
+
+    def _allocate(self, size_bytes: int) -> int:
+        try:
+            return int(self._runtime.allocate(size_bytes, self._index))
+        except MemoryError:
+            # torch may keep all that is left of the device for itself.
+            torch.cuda.empty_cache()
+            return int(self._runtime.allocate(size_bytes, self._index))
+
+
+_lock = threading.RLock()
+_devices: dict[int, _Device] = {}
+_gemms: dict[tuple[GemmProblem, int], Gemm] = {}
+_stand_ins: dict[int, DeviceCapabilities] = {}
+on_stand_in: list[Callable[[], None]] = []
+"""Called when the capabilities that devices are planned with change: forget what came of them."""
+
+
+def gemm_for(problem: GemmProblem, device_index: int) -> Gemm:
+    """Returns the table of kernels for a problem on a device, the same one each time.
+
+    Raises:
+        UnsupportedError: no row of the matrix describes the device.
+    """
+    with _lock:
+        key = (problem, device_index)
+        if key not in _gemms:
+            _gemms[key] = Gemm(problem, device_index)
+        return _gemms[key]
+
+
+def capabilities_of(device_index: int) -> DeviceCapabilities:
+    """Returns the capabilities of a present device, by the index that torch gives it.
+
+    Raises:
+        UnsupportedError: no row of the matrix describes the device.
+    """
+    if device_index in _stand_ins:
+        return _stand_ins[device_index]
+    name = torch.cuda.get_device_name(device_index)
+    found = [d for d in plugins.devices() if (d.index, d.driver_name) == (device_index, name)]
+    if found and found[0].row:
+        return plugins.capabilities(found[0].row)
+    return plugins.registry().match(name)
+
+
+@contextmanager
+def planned_as(device: str | DeviceCapabilities, device_index: int = 0) -> Iterator[None]:
+    """Plans for a device as if it were another one, to run here what is composed for that one.
+
+    Kernels are compiled for the architecture that is present, which must have the instructions of
+    the other. For tests and comparisons: it holds for all threads, and forgets tables of kernels.
+    """
+    caps = plugins.capabilities(device) if isinstance(device, str) else device
+    arch = capabilities_of(device_index).arch
+    before = dict(_stand_ins)
+    try:
+        _plan_with({**before, device_index: replace(caps, arch=arch)})
+        yield
+    finally:
+        _plan_with(before)
+
+
+def _plan_with(stand_ins: dict[int, DeviceCapabilities]) -> None:
+    with _lock:
+        _stand_ins.clear()
+        _stand_ins.update(stand_ins)
+        _gemms.clear()
+        for forget in on_stand_in:
+            forget()
+
+
+def _device(caps: DeviceCapabilities, index: int) -> _Device:
+    with _lock:
+        if index not in _devices:
+            _devices[index] = _Device(plugins.runtime_for(caps), index)
+        return _devices[index]
