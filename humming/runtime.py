@@ -25,6 +25,7 @@ from humming.problem import GemmProblem
 # GemmParams of kernels/params.cuh: 9 addresses, 2 strides, then m, n, k and a reserved int.
 _PARAMS = struct.Struct("<11q4i")
 _MAX_GRID_Y = 65535
+_ALIGNMENT_BYTES = 16
 
 # What is allocated at a time for split-K: counters of graphs and counters of a stream (4 bytes
 # each), and the least that partial sums of a stream get.
@@ -152,7 +153,7 @@ class Kernel:
             stream: handle of the stream.
 
         Raises:
-            UnsupportedError: more tokens than a launch can cover.
+            UnsupportedError: more tokens than a launch can cover, or an operand lies askew.
             HummingError: the driver refused.
         """
         m, k = x.shape
@@ -176,11 +177,20 @@ class Kernel:
                     stream, tiles * self._partials_bytes, tiles
                 )
         codes, scales, zeros, second_scale, bias = operands
+        x_at, codes_at, scales_at = x.data_ptr(), codes.data_ptr(), scales.data_ptr()
+        zeros_at = 0 if zeros is None else zeros.data_ptr()
+        if (x_at | codes_at | scales_at | zeros_at) % _ALIGNMENT_BYTES:
+            raise UnsupportedError(
+                "activations and packed weight at the addresses "
+                f"{x_at:#x}, {codes_at:#x}, {scales_at:#x}, {zeros_at:#x}",
+                f"kernels read them in pieces of {_ALIGNMENT_BYTES} bytes",
+                "Clone the tensor that does not start at a multiple of that.",
+            )
         params = _PARAMS.pack(
-            x.data_ptr(),
-            codes.data_ptr(),
-            scales.data_ptr(),
-            0 if zeros is None else zeros.data_ptr(),
+            x_at,
+            codes_at,
+            scales_at,
+            zeros_at,
             0 if second_scale is None else second_scale.data_ptr(),
             0 if bias is None else bias.data_ptr(),
             out.data_ptr(),
@@ -304,11 +314,7 @@ def capabilities_of(device_index: int) -> DeviceCapabilities:
     """
     if device_index in _stand_ins:
         return _stand_ins[device_index]
-    name = torch.cuda.get_device_name(device_index)
-    found = [d for d in plugins.devices() if (d.index, d.driver_name) == (device_index, name)]
-    if found and found[0].row:
-        return plugins.capabilities(found[0].row)
-    return plugins.registry().match(name)
+    return plugins.capabilities(device_index)
 
 
 @contextmanager
