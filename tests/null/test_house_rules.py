@@ -219,7 +219,7 @@ def _prose() -> list[Path]:
 
 
 def test_no_path_of_somebodys_machine() -> None:
-    private = re.compile(r"(?<![\w./:<-])/(?:home|root|work|Users|tmp)/[\w.]")
+    private = re.compile(r"(?<![\w./:<-])/(?:home|root|work|Users)/[\w.]")
     found = [
         f"{_name(path)}:{number}"
         for path in _prose()
@@ -253,6 +253,8 @@ def test_changelog_fragments_are_named_for_towncrier() -> None:
 
 @pytest.mark.parametrize("path", PYTHON, ids=_name)
 def test_user_input_is_not_asserted(path: Path) -> None:
+    if _name(path).startswith("humming/testing/"):
+        return  # its asserts are the tests of somebody's plugin
     found = [node.lineno for node in _nodes(path) if isinstance(node, ast.Assert)]
     assert not found, "assert vanishes under -O; raise a HummingError"
 

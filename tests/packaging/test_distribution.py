@@ -20,7 +20,8 @@ else:
     tomllib = pytest.importorskip("tomli", reason="Python 3.10 reads TOML with tomli only")
 
 ROOT = Path(__file__).parents[2]
-SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, SETUPTOOLS = PYPROJECT["project"], PYPROJECT["tool"]["setuptools"]
 SOURCE_FOLDERS = ("humming", "devices", "kernels")
 FORMS = ("wheel", "sdist", "editable", "strict_editable")
 
@@ -149,16 +150,14 @@ def test_device_code_is_installed(installation: Installation) -> None:
 
 
 def test_bundled_plugins_come_through_the_entry_points(installation: Installation) -> None:
-    assert installation.seen["entry_points"] == {
-        "nvidia": "humming.devices.nvidia",
-        "thead_ppu": "humming.devices.thead_ppu",
-    }
+    assert installation.seen["entry_points"] == PROJECT["entry-points"]["humming.devices"]
+    assert {"nvidia", "thead_ppu"} <= set(PROJECT["entry-points"]["humming.devices"])
 
 
 def test_device_matrix_is_found_from_a_foreign_folder(installation: Installation) -> None:
     rows = installation.seen["rows"]
     assert isinstance(rows, list)
-    assert {"a100", "h200", "rubin", "zw810e"} <= set(rows)
+    assert {"t4", "h200", "rubin", "zw810e"} <= set(rows)
 
 
 def test_command_line_works_from_a_foreign_folder(installation: Installation) -> None:
@@ -206,12 +205,10 @@ def test_listed_packages_are_those_on_disk() -> None:
 
 
 def test_versions_agree() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     init = (ROOT / "humming/__init__.py").read_text()
-    assert re.search(r'^__version__ = "(.+)"$', init, re.MULTILINE).group(1) == project["version"]
+    assert re.search(r'^__version__ = "(.+)"$', init, re.MULTILINE).group(1) == PROJECT["version"]
 
 
 def test_license_is_shipped_and_named() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["license"] == "Apache-2.0"
+    assert PROJECT["license"] == "Apache-2.0"
     assert "Apache License" in (ROOT / "LICENSE").read_text()

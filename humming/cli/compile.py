@@ -1,0 +1,132 @@
+"""`humming compile`: kernels ahead of time, for any device of the matrix, without having it."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from humming.cli.options import AllowUndocumented, AsJson, ProblemName
+from humming.cli.output import Output, print_table, seconds
+from humming.cli.shapes import LinearShape, listed_shapes, model_shapes
+from humming.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def compile_kernels(
+    problem: ProblemName,
+    device: Annotated[
+        list[str] | None,
+        typer.Option("--device", metavar="NAME", help="A row; give it several times for several."),
+    ] = None,
+    n: Annotated[int | None, typer.Option("-n", help="Out features.")] = None,
+    k: Annotated[int | None, typer.Option("-k", help="In features.")] = None,
+    shapes: Annotated[
+        str | None, typer.Option(metavar="NxK,...", help="Several matrices instead of -n and -k.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="The linear layers of a model: its folder or config.json.")
+    ] = None,
+    m: Annotated[
+        list[int] | None, typer.Option("-m", help="Tokens to be ready for; by default any.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Fill this folder, not the cache; HUMMING_CACHE_DIR=DIR."),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Compilations at a time; by default every processor.")
+    ] = None,
+    bias: Annotated[bool, typer.Option("--bias", help="Layers that add a bias.")] = False,
+    allow_undocumented: AllowUndocumented = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compile the kernels of a problem into the cache or a folder."""
+    from humming import compiler, plugins
+    from humming.cache import KernelCache
+    from humming.problem import GemmProblem
+
+    wanted, notes = _wanted(n, k, shapes, model)
+    names: Sequence[str | None] = device or [None]
+    targets = [plugins.capabilities(name) for name in names]
+    out = Output(as_json)
+    rows: list[dict[str, Any]] = []
+    with out.progress("compile", len(targets) * len(wanted)) as step:
+        for caps in targets:
+            for shape in wanted:
+                step(f"{shape.n}x{shape.k} for {caps.name}")
+                layer = GemmProblem.parse(
+                    problem, shape.n, shape.k, bias=bias, allow_undocumented=allow_undocumented
+                )
+                made = compiler.compile(layer, caps, m=m, directory=output, jobs=jobs)
+                rows += [
+                    {
+                        "device": caps.name,
+                        "name": shape.name,
+                        "n": shape.n,
+                        "k": shape.k,
+                        "key": kernel.key,
+                        "bytes": len(kernel.image.data),
+                        "seconds": kernel.seconds,
+                        "from_cache": kernel.from_cache,
+                    }
+                    for kernel in made
+                ]
+    folder = str(KernelCache(output).directory)
+    payload = {"problem": problem, "folder": folder, "notes": notes, "kernels": rows}
+    out.emit(payload, lambda console: _render(console, payload))
+
+
+def _wanted(
+    n: int | None, k: int | None, shapes: str | None, model: Path | None
+) -> tuple[list[LinearShape], list[str]]:
+    """The matrices that are asked for, each size once, and notes on what is left out."""
+    ways = [n is not None or k is not None, shapes is not None, model is not None]
+    if sum(ways) != 1:
+        raise UnsupportedError(
+            "compile",
+            "it must be told the sizes of the layers in one way",
+            "Give -n and -k, or --shapes NxK,NxK, or --model FOLDER.",
+        )
+    notes: list[str] = []
+    if shapes is not None:
+        found = listed_shapes(shapes)
+    elif model is not None:
+        found, notes = model_shapes(model)
+    elif n is None or k is None:
+        raise UnsupportedError("compile", "a matrix has two sizes", "Give both -n and -k.")
+    else:
+        found = [LinearShape(f"{n}x{k}", n, k)]
+    return list(_merged(found)), notes
+
+
+def _merged(shapes: Iterable[LinearShape]) -> Iterable[LinearShape]:
+    names: dict[tuple[int, int], list[str]] = {}
+    for shape in shapes:
+        names.setdefault((shape.n, shape.k), []).append(shape.name)
+    return (LinearShape(", ".join(names[size]), *size) for size in names)
+
+
+def _render(console: "Console", payload: dict[str, Any]) -> None:
+    layers: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for kernel in payload["kernels"]:
+        key = (kernel["device"], f"{kernel['n']}x{kernel['k']}", kernel["name"])
+        layers.setdefault(key, []).append(kernel)
+    cells = [
+        (
+            *layer,
+            len(kernels),
+            sum(not kernel["from_cache"] for kernel in kernels),
+            sum(kernel["bytes"] for kernel in kernels),
+            seconds(sum(kernel["seconds"] for kernel in kernels)),
+        )
+        for layer, kernels in layers.items()
+    ]
+    columns = ("device", "N x K", "layers", "kernels", "compiled", "bytes", "time")
+    print_table(console, payload["problem"], columns, cells)
+    for note in payload["notes"]:
+        console.print(f"note: {note}")
+    distinct = len({kernel["key"] for kernel in payload["kernels"]})
+    console.print(f"{distinct} distinct kernels in {payload['folder']}")

@@ -1,0 +1,298 @@
+"""The main job, step by step: quantize, plan, pack, compile, multiply, compare.
+
+Where the kernel cannot run because its device is not present, the packed weights are multiplied by
+reference arithmetic on the CPU instead; a `Target` knows which, and every output says it.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from humming import plugins
+from humming.cli.options import DEFAULT_DEVICE
+from humming.cli.weights import MatrixSource
+from humming.compiler import compile_plan
+from humming.composer import KernelPlan, compose, m_range_of
+from humming.lowering import OPERAND, represents_products
+from humming.problem import GemmProblem
+
+if TYPE_CHECKING:
+    import torch
+
+    from humming.capability import DeviceCapabilities
+    from humming.packing import PackedWeight
+    from humming.quantized import QuantizedWeight
+
+_TIMED_CALLS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a product is computed.
+
+    Attributes:
+        caps: the row that the kernel is planned and compiled for.
+        torch_device: where tensors live.
+        why_not: why the kernel does not run; empty if it does.
+    """
+
+    caps: "DeviceCapabilities"
+    torch_device: str
+    why_not: str = ""
+
+    @property
+    def kernel_runs(self) -> bool:
+        """Whether the composed kernel itself is executed."""
+        return not self.why_not
+
+    @property
+    def executed_on(self) -> str:
+        """For people: the device, or the arithmetic that stands in for it and why."""
+        if self.kernel_runs:
+            return f"{self.caps.name} ({self.torch_device})"
+        return f"reference arithmetic on the CPU ({self.why_not})"
+
+
+def choose_target(device: str | None) -> Target:
+    """The device of a name, or the present one, or the default row with the CPU standing in.
+
+    Raises:
+        UnsupportedError: no row has this name.
+        PluginError: the plugin that has it is broken.
+    """
+    present = [found for found in plugins.devices() if found.row]
+    if device is None and not present:
+        return Target(plugins.capabilities(DEFAULT_DEVICE), "cpu", "no accelerator present")
+    caps = plugins.capabilities(device or present[0].row)
+    fitting = [found for found in present if found.row == caps.name]
+    if not fitting:
+        seen = ", ".join(dict.fromkeys(found.row for found in present))
+        why = f"present is {seen}, not {caps.name}" if seen else "no accelerator present"
+        return Target(caps, "cpu", why)
+    import torch
+
+    if fitting[0].index >= torch.cuda.device_count():
+        return Target(
+            caps, "cpu", f"{caps.name} is present, but torch {torch.__version__} cannot use it"
+        )
+    return Target(caps, f"cuda:{fitting[0].index}")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A result beside the float64 reference.
+
+    Attributes:
+        relative_error: norm of the error over the norm of the reference.
+        relative_bound: what that cannot exceed if every output is within its bound.
+        worst: largest ratio of an output's error to its bound; infinite where one is NaN.
+        passed: whether every output is within its bound.
+    """
+
+    relative_error: float
+    relative_bound: float
+    worst: float
+    passed: bool
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one matrix; `steps` holds the seconds of each step, in order."""
+
+    name: str
+    problem: GemmProblem
+    m: int
+    steps: dict[str, float] = field(default_factory=dict)
+    lowering: str = ""
+    tile: str = ""
+    kernel_bytes: int = 0
+    kernel_cached: bool = False
+    kernel_seconds: float = 0.0
+    check: Check | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "name": self.name,
+            "problem": self.problem.name,
+            "n": self.problem.n,
+            "k": self.problem.k,
+            "m": self.m,
+            "seconds": dict(self.steps),
+            "kernel": {
+                "lowering": self.lowering,
+                "tile": self.tile,
+                "bytes": self.kernel_bytes,
+                "seconds": self.kernel_seconds,
+                "from_cache": self.kernel_cached,
+            },
+            "check": asdict(self.check) if self.check else None,
+        }
+
+    @contextmanager
+    def timed(self, step: str, announce: Callable[[str], None]) -> Iterator[None]:
+        """Measure a step and tell a progress bar that it begins."""
+        announce(f"{self.name}: {step}")
+        start = time.perf_counter()
+        yield
+        self.steps[step] = time.perf_counter() - start
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is done with each matrix.
+
+    Attributes:
+        target: where.
+        describe: (n, k) -> the problem.
+        m: tokens.
+        seed: of activations and bias.
+        check: whether to compare with the float64 reference.
+    """
+
+    target: Target
+    describe: Callable[[int, int], GemmProblem]
+    m: int
+    seed: int
+    check: bool
+
+    STEPS = ("plan", "load", "quantize", "pack", "compile", "run")
+
+    def do(self, source: MatrixSource, announce: Callable[[str], None]) -> Outcome:
+        """All steps with one matrix.
+
+        Raises:
+            UnsupportedError: the problem cannot be planned for the device, or the matrix not
+                quantized so.
+            CompileError: the kernel cannot be compiled.
+        """
+        from humming.packing import pack
+        from humming.quantizer import quantize
+
+        problem, caps = self.describe(*source.shape), self.target.caps
+        outcome = Outcome(source.name, problem, self.m)
+        with outcome.timed("plan", announce):
+            plan = _plan(problem, caps, self.m)
+        outcome.lowering, outcome.tile = plan.lowering.name, str(plan.tile)
+        with outcome.timed("load", announce):
+            weight = source.load().to(self.target.torch_device)
+        with outcome.timed("quantize", announce):
+            quantized = quantize(weight, problem.weight)
+            self._wait()
+        with outcome.timed("pack", announce):
+            packed = pack(quantized, operand_bits=plan.lowering.operand.bits)
+            self._wait()
+        with outcome.timed("compile", announce):
+            compiled = compile_plan(plan)
+        outcome.kernel_bytes = len(compiled.image.data)
+        outcome.kernel_seconds, outcome.kernel_cached = compiled.seconds, compiled.from_cache
+        x, bias = self._inputs(problem)
+        announce(f"{source.name}: run")
+        result, outcome.steps["run"] = self._multiply(x, packed, bias, problem)
+        if self.check:
+            outcome.check = _compare(result, plan, x, quantized, bias)
+        return outcome
+
+    def _inputs(self, problem: GemmProblem) -> "tuple[torch.Tensor, torch.Tensor | None]":
+        """Normally distributed activations [m, k] and, if the problem has one, bias [n]."""
+        import torch
+
+        generator = torch.Generator().manual_seed(self.seed + 1)  # the weights have the seed itself
+        x = torch.randn(self.m, problem.k, generator=generator)
+        bias = torch.randn(problem.n, generator=generator) if problem.bias else None
+        place = self.target.torch_device
+        x = x.to(place, _torch_dtype(problem.activation.dtype.name))
+        return x, None if bias is None else bias.to(place, _torch_dtype(problem.out_dtype.name))
+
+    def _multiply(
+        self,
+        x: "torch.Tensor",
+        packed: "PackedWeight",
+        bias: "torch.Tensor | None",
+        problem: GemmProblem,
+    ) -> "tuple[torch.Tensor, float]":
+        """The product in the problem's output type, and the seconds that it takes."""
+        if not self.target.kernel_runs:
+            from humming import reference
+            from humming.packing import unpack
+
+            start = time.perf_counter()
+            out = reference.matmul(x, unpack(packed), bias, problem.out_dtype)
+            return out, time.perf_counter() - start
+        from humming.ops import matmul
+
+        def call() -> "torch.Tensor":
+            return matmul(x, packed, bias, out_dtype=_torch_dtype(problem.out_dtype.name))
+
+        out = call()  # loads the kernel
+        self._wait()
+        start = time.perf_counter()
+        for _ in range(_TIMED_CALLS):
+            call()
+        self._wait()
+        return out, (time.perf_counter() - start) / _TIMED_CALLS
+
+    def _wait(self) -> None:
+        if self.target.kernel_runs:
+            import torch
+
+            torch.cuda.synchronize(self.target.torch_device)
+
+
+@cache
+def _plan(problem: GemmProblem, caps: "DeviceCapabilities", m: int) -> KernelPlan:
+    # A model has few shapes and many matrices.
+    return compose(problem, caps, m_range_of(m), m=max(m, 1))
+
+
+def _torch_dtype(name: str) -> "torch.dtype":
+    import torch
+
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _compare(
+    result: "torch.Tensor",
+    plan: KernelPlan,
+    x: "torch.Tensor",
+    quantized: "QuantizedWeight",
+    bias: "torch.Tensor | None",
+) -> Check:
+    import torch
+
+    from humming import reference
+
+    exact = reference.matmul(x, quantized, bias)
+    bound = reference.error_bound(
+        plan.problem,
+        x,
+        quantized,
+        bias,
+        split_k=plan.tile.split_k,
+        operand_roundings=_operand_roundings(plan),
+        # The inputs are of either sign, which the tighter bound asks for.
+        certain=False,
+    )
+    error = (result.to(torch.float64) - exact).abs()
+    within = error <= bound
+    ratio = torch.where(within & (bound == 0), 0.0, error / bound).nan_to_num(torch.inf, torch.inf)
+    ratio = torch.where(within & bound.isinf(), 0.0, ratio)
+    return Check(
+        relative_error=reference.relative_error(result, exact),
+        relative_bound=reference.relative_bound(bound, exact),
+        worst=float(ratio.max()) if ratio.numel() else 0.0,
+        passed=bool(within.all()),
+    )
+
+
+def _operand_roundings(plan: KernelPlan) -> int:
+    """How often the kernel rounds a weight to its operand's type; see `reference.error_bound`."""
+    weight, lowering = plan.problem.weight, plan.lowering
+    scaled = lowering.scale_site == OPERAND and not represents_products(
+        lowering.operand, weight.dtype, weight.scale_dtype
+    )
+    return int(scaled) + int(weight.zero_point == "float")

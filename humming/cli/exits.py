@@ -1,0 +1,20 @@
+"""Exit status of the commands, by whose turn it is to act."""
+
+from humming.errors import CompileError, HummingError, PluginError
+
+SUCCESS = 0
+CHECK_FAILED = 1
+"""`run --check`: a result exceeds its bound."""
+USAGE = 2
+"""The request is wrong or not supported; the text says what is possible."""
+ENVIRONMENT = 3
+"""A compiler, a driver or a plugin is missing or broken; `humming doctor` says what to do."""
+DEFECT = 70
+"""A defect of humming itself, printed with its traceback."""
+
+
+def status_of(error: HummingError) -> int:
+    """The exit status for an error that humming raised on purpose."""
+    if isinstance(error, (CompileError, PluginError)):
+        return ENVIRONMENT
+    return USAGE

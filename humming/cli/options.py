@@ -1,0 +1,27 @@
+"""Options that several commands share, each spelled and explained once."""
+
+from typing import Annotated
+
+import typer
+
+DEFAULT_DEVICE = "a100"
+"""The row that `run` plans and compiles for where no accelerator is present."""
+
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")
+]
+DeviceName = Annotated[
+    str | None,
+    typer.Option("--device", metavar="NAME", help="A row; by default the present accelerator."),
+]
+ProblemName = Annotated[
+    str,
+    typer.Argument(metavar="PROBLEM", help="'WEIGHT x ACTIVATION' or shorthand: w4a16, w8a8 fp8."),
+]
+AllowUndocumented = Annotated[
+    bool,
+    typer.Option(
+        "--allow-undocumented",
+        help="Admit instructions that no vendor document names; the plan marks them.",
+    ),
+]

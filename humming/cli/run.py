@@ -1,0 +1,168 @@
+"""`humming run`: quantize, pack, plan, compile and multiply real or random matrices."""
+
+import secrets
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from humming.cli.exits import CHECK_FAILED
+from humming.cli.options import DEFAULT_DEVICE, AllowUndocumented, AsJson
+from humming.cli.output import Output, print_table, seconds
+from humming.cli.weights import MatrixSource, file_matrices, random_matrix
+from humming.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from humming.cli.execution import Outcome, Target
+
+
+def run(
+    matrices: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FILE::TENSOR", help="Tensors of safetensors files, or globs."),
+    ] = None,
+    random: Annotated[
+        str | None, typer.Option(metavar="NxK", help="A random matrix instead of a tensor.")
+    ] = None,
+    weight: Annotated[str, typer.Option(metavar="FORMAT", help="Of the weights.")] = "int4_g128",
+    activation: Annotated[str, typer.Option(metavar="FORMAT", help="Of the activations.")] = "fp16",
+    m: Annotated[int, typer.Option("-m", min=0, help="Tokens.")] = 16,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"A row; by default the present accelerator, else {DEFAULT_DEVICE}.",
+        ),
+    ] = None,
+    bias: Annotated[bool, typer.Option("--bias", help="Add a random bias.")] = False,
+    out_dtype: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="fp16, bf16 or fp32.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Of all random values; by default a fresh one.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare with a float64 reference; status 1 if beyond.")
+    ] = False,
+    allow_undocumented: AllowUndocumented = False,
+    as_json: AsJson = False,
+) -> None:
+    """Quantize, pack, plan, compile and multiply, for each matrix.
+
+    Where the device is not present its kernel is compiled but cannot run: the packed weights are
+    multiplied by reference arithmetic on the CPU, and the output says so.
+    """
+    from humming.cli.execution import Job, choose_target
+    from humming.problem import GemmProblem
+
+    seed = secrets.randbits(31) if seed is None else seed
+    sources, notes = _sources(matrices, random, seed)
+    overrides: dict[str, Any] = {"bias": bias, "allow_undocumented": allow_undocumented}
+    if out_dtype is not None:
+        overrides["out_dtype"] = out_dtype
+
+    def describe(n: int, k: int) -> GemmProblem:
+        return GemmProblem.parse(f"{weight} x {activation}", n, k, **overrides)
+
+    # The names are checked before anything is looked for or loaded.
+    name = describe(*sources[0].shape).name
+    job = Job(choose_target(device), describe, m, seed, check)
+    out = Output(as_json)
+    with out.progress("run", len(sources) * len(Job.STEPS)) as step:
+        outcomes = [job.do(source, step) for source in sources]
+    passed = all(outcome.check.passed for outcome in outcomes if outcome.check)
+    payload = {
+        "problem": name,
+        "device": job.target.caps.name,
+        "executed_on": job.target.executed_on,
+        "kernel_executed": job.target.kernel_runs,
+        "seed": seed,
+        "notes": notes,
+        "results": [outcome.to_dict() for outcome in outcomes],
+        "passed": passed if check else None,
+    }
+
+    def render(console: "Console") -> None:
+        if len(outcomes) == 1:
+            _render_one(console, outcomes[0], seed)
+        else:
+            _render_many(console, outcomes, seed)
+        for note in notes:
+            console.print(f"note: {note}")
+        console.print(f"executed on: {_execution(job.target, outcomes)}")
+
+    out.emit(payload, render)
+    if not passed:
+        raise typer.Exit(CHECK_FAILED)
+
+
+def _sources(
+    matrices: list[str] | None, random: str | None, seed: int
+) -> tuple[list[MatrixSource], list[str]]:
+    if bool(matrices) == (random is not None):
+        raise UnsupportedError(
+            "run",
+            "it takes either tensors of files or a random matrix",
+            "Give FILE.safetensors::TENSOR, or --random NxK.",
+        )
+    return file_matrices(matrices) if matrices else ([random_matrix(random or "", seed)], [])
+
+
+def _execution(target: "Target", outcomes: "list[Outcome]") -> str:
+    if target.kernel_runs:
+        return target.executed_on
+    size = sum(outcome.kernel_bytes for outcome in outcomes)
+    cached = all(outcome.kernel_cached for outcome in outcomes)
+    took = "cached" if cached else seconds(sum(outcome.kernel_seconds for outcome in outcomes))
+    kernel = "kernel was" if len(outcomes) == 1 else "kernels were"
+    return (
+        f"{target.executed_on}; the {target.caps.name} {kernel} compiled "
+        f"({size} bytes, {took}) but not executed"
+    )
+
+
+def _render_one(console: "Console", outcome: "Outcome", seed: int) -> None:
+    console.print(f"{outcome.name}: {outcome.problem}, m={outcome.m}, seed {seed}")
+    problem = outcome.problem
+    told = {
+        "quantize": f"{problem.weight.bits_per_weight(problem.n, problem.k):.2f} bits per weight",
+        "plan": f"{outcome.lowering}; tile {outcome.tile}",
+        "compile": f"{outcome.kernel_bytes} bytes{', cached' if outcome.kernel_cached else ''}",
+    }
+    for step, took in outcome.steps.items():
+        console.print(f"  {step:<9}{seconds(took):>9}  {told.get(step, '')}".rstrip())
+    if outcome.check:
+        verdict = "ok" if outcome.check.passed else "FAILED"
+        console.print(
+            f"check: {verdict}: relative error {outcome.check.relative_error:.3e}, "
+            f"bound {outcome.check.relative_bound:.3e}; "
+            f"worst output at {outcome.check.worst:.2f} of its bound"
+        )
+
+
+def _render_many(console: "Console", outcomes: "list[Outcome]", seed: int) -> None:
+    cells = []
+    for outcome in outcomes:
+        check = outcome.check
+        checked = (
+            (
+                f"{check.relative_error:.3e}",
+                f"{check.relative_bound:.3e}",
+                f"{check.worst:.2f}",
+                "ok" if check.passed else "FAILED",
+            )
+            if check
+            else (None, None, None, "not checked")
+        )
+        size = f"{outcome.problem.n}x{outcome.problem.k}"
+        total = seconds(sum(outcome.steps.values()))
+        cells.append((outcome.name, size, total, seconds(outcome.steps["run"]), *checked))
+    columns = ("matrix", "N x K", "all steps", "run", "relative error", "bound", "worst", "check")
+    title = f"{outcomes[0].problem.name}, m={outcomes[0].m}, seed {seed}"
+    print_table(console, title, columns, cells)
+    failed = sum(not outcome.check.passed for outcome in outcomes if outcome.check)
+    checked_count = sum(outcome.check is not None for outcome in outcomes)
+    if checked_count:
+        verdict = f"{failed} FAILED" if failed else "all ok"
+        console.print(f"check: {verdict} of {checked_count} matrices")

@@ -1,0 +1,122 @@
+"""`humming compile` and `humming doctor`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from humming import plugins
+from humming.capability import DeviceCapabilities
+from humming.cli import shapes
+from humming.errors import CheckpointError, CompileError, PluginError, UnsupportedError
+
+Shell = Any  # of conftest.py, which tests do not import
+
+
+def test_compile_fills_a_folder_that_serves_as_cache(
+    humming: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("compile", "w4a16", "--shapes", "256x128,512x128", "-m", "1", "--device", "t4")
+    told = humming.json(*words, "--device", "h100", "--output", str(tmp_path))
+    assert {(row["device"], row["n"]) for row in told["kernels"]} == {
+        (device, n) for device in ("t4", "h100") for n in (256, 512)
+    }
+    files = {path.stem for path in Path(told["folder"]).glob("*.kernel")}
+    assert files == {row["key"] for row in told["kernels"]}
+    monkeypatch.setenv("HUMMING_CACHE_DIR", str(tmp_path))
+    again = humming.json(*words)
+    assert all(row["from_cache"] for row in again["kernels"])
+    assert humming(*words) == 0
+    assert "distinct kernels in" in humming.out
+
+
+def test_compile_takes_a_model(humming: Shell, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({**sizes, "num_key_value_heads": 2}))
+    told = humming.json("compile", "w4a16", "--model", str(tmp_path), "--device", "a100", "-m", "1")
+    found = {(row["n"], row["k"]): row["name"] for row in told["kernels"]}
+    assert found[(128, 128)] == "q_proj, o_proj"
+    assert set(found) == {(128, 128), (64, 128), (256, 128), (512, 128), (128, 256)}
+
+
+@pytest.mark.parametrize(
+    ("config", "left_out"),
+    [({"num_experts": 8}, "experts"), ({"kv_lora_rank": 64}, "low rank")],
+    ids=["experts", "low-rank-attention"],
+)
+def test_model_shapes_say_what_they_leave_out(
+    tmp_path: Path, config: dict[str, int], left_out: str
+) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": sizes | config}))
+    found, notes = shapes.model_shapes(tmp_path)
+    assert found
+    assert len(notes) == 1
+    assert left_out in notes[0]
+
+
+def test_model_shapes_of_a_config_without_sizes(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UnsupportedError, match="no positive hidden_size"):
+        shapes.model_shapes(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        shapes.model_shapes(tmp_path)
+
+
+# --- doctor -----------------------------------------------------------------------------------
+
+
+def test_doctor_builds_for_every_architecture(humming: Shell) -> None:
+    told = humming.json("doctor")
+    assert told["healthy"] is True
+    subjects = {finding["subject"] for finding in told["findings"]}
+    assert {f"compiler {caps.arch}" for caps in plugins.registry().devices()} <= subjects
+    assert {"python", "packages", "torch", "driver", "plugins", "cache"} <= subjects
+    assert all(f["advice"] for f in told["findings"] if f["state"] == "fault")
+
+
+def test_doctor_reports_a_missing_compiler(humming: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_compiler(caps: DeviceCapabilities) -> None:
+        raise CompileError(
+            "libnvrtc was not found. Install it with `pip install nvidia-cuda-nvrtc`."
+        )
+
+    monkeypatch.setattr(plugins, "compiler_for", no_compiler)
+    assert humming("doctor") == 3
+    assert "no architecture of any device can be built" in humming.out
+    assert "pip install nvidia-cuda-nvrtc" in humming.out
+
+
+def test_doctor_reports_a_broken_plugin_and_goes_on(
+    humming: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = plugins.Problem("acme", "acme 1.0", "loading", PluginError("acme: no module x"))
+    monkeypatch.setattr(plugins, "devices", lambda: plugins.PresentDevices([], [problem]))
+    told = humming.json("doctor", status=3)
+    faults = [finding for finding in told["findings"] if finding["state"] == "fault"]
+    assert [fault["found"] for fault in faults] == ["acme: no module x"]
+    assert "acme 1.0" in faults[0]["advice"]
+
+
+def test_doctor_survives_an_examination_that_breaks(
+    humming: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUMMING_COMPILE_JOBS", "many")
+    told = humming.json("doctor", status=3)
+    (fault,) = [finding for finding in told["findings"] if finding["state"] == "fault"]
+    assert fault["subject"] == "cache"
+    assert "HUMMING_COMPILE_JOBS=many" in fault["found"]
+
+
+def test_doctor_reports_an_unwritable_cache(
+    humming: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("HUMMING_CACHE_DIR", str(blocked / "cache"))
+    told = humming.json("doctor")
+    (cache,) = [finding for finding in told["findings"] if finding["subject"] == "cache"]
+    assert cache["state"] == "note"
+    assert "HUMMING_CACHE_DIR" in cache["advice"]
