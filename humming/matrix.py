@@ -42,8 +42,16 @@ _FLAGS = ("legacy", "emulated", "undocumented")
 _SECTIONS = ("schema", "origin", "sources", "features", "mma_sets", "families", "devices")
 # What a set of MMA rows, a row of it, and a family's use of the set may say.
 _SHARED_MMA_KEYS = ("a_sites", "m", "n", "k", "block_scale", "min_compiler", "note", "source")
-_ROW_KEYS = ("shape", "a", "b", "accumulator", "rate", *_SHARED_MMA_KEYS, *_FLAGS)
-_USE_KEYS = ("set", "k", "min_compiler", "note", "source", *_FLAGS)
+ROW_KEYS = ("shape", "a", "b", "accumulator", "rate", *_SHARED_MMA_KEYS, *_FLAGS)
+USE_KEYS = ("set", "k", "min_compiler", "note", "source", *_FLAGS)
+FAMILY_KEYS = (
+    *("title", "vendor", "arch", "movers", "features", "rates", "mma", "absent"),
+    *("min_compiler", "quirks", "source", *_LIMITS),
+)
+DEVICE_KEYS = (
+    *("title", "vendor", "family", "like", "aliases", "driver_names", "driver_patterns"),
+    *("rates", "peak_tops", "quirks", "source", *_LIMITS, *_FIGURES),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,20 +142,10 @@ def read_matrix(data: Any, origin: str) -> Matrix:
         row.name: tuple(_set_rows(row, citing))
         for row in top.rows("mma_sets", ("instruction", "rows", *_SHARED_MMA_KEYS, *_FLAGS))
     }
-    families = {row.name: _family(row, citing) for row in top.rows("families", _FAMILY_KEYS)}
-    devices = {row.name: _device(row, citing) for row in top.rows("devices", _DEVICE_KEYS)}
+    families = {row.name: _family(row, citing) for row in top.rows("families", FAMILY_KEYS)}
+    devices = {row.name: _device(row, citing) for row in top.rows("devices", DEVICE_KEYS)}
     _check_names(top.where, devices)
     return Matrix(top.where, features, sets, families, devices)
-
-
-_FAMILY_KEYS = (
-    *("title", "vendor", "arch", "movers", "features", "rates", "mma", "absent"),
-    *("min_compiler", "quirks", "source", *_LIMITS),
-)
-_DEVICE_KEYS = (
-    *("title", "vendor", "family", "like", "aliases", "driver_names", "driver_patterns"),
-    *("rates", "peak_tops", "quirks", "source", *_LIMITS, *_FIGURES),
-)
 
 
 class Row:
@@ -314,8 +312,8 @@ def _set_rows(row: Row, citing: _Sources) -> Iterator[MmaRow]:
         row.fail("rows", "is not a list of rows")
     shared = {key: value for key, value in row.data.items() if key != "rows"}
     for index, entry in enumerate(entries):
-        own = Row(f"{row.where}: rows[{index}]", entry, _ROW_KEYS)
-        merged = Row(own.where, {**shared, **own.data}, ("instruction", *_ROW_KEYS))
+        own = Row(f"{row.where}: rows[{index}]", entry, ROW_KEYS)
+        merged = Row(own.where, {**shared, **own.data}, ("instruction", *ROW_KEYS))
         for a, b in product(merged.dtypes("a"), merged.dtypes("b")):
             yield _mma_row(merged, a, b, citing)
 
@@ -415,7 +413,7 @@ def _family(row: Row, citing: _Sources) -> FamilyRow:
 def _use(family: Row, use: Any, citing: _Sources) -> MmaUse:
     if isinstance(use, str):
         return MmaUse(use, {})
-    row = Row(f"{family.where}: mma", use, _USE_KEYS)
+    row = Row(f"{family.where}: mma", use, USE_KEYS)
     readers: dict[str, Callable[[], Any]] = {
         "k": lambda: _sizes(row, "k"),
         "min_compiler": lambda: row.compiler("min_compiler"),

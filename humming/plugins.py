@@ -121,11 +121,11 @@ class PluginSet:
             _check_hooks(plugin)
             self.manager.register(plugin.module, plugin.name)
             self._plugins.append(plugin)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             # Whatever a stranger's import does wrong must not reach the user of another device.
             self._report(plugin, "loading", error)
 
-    def _report(self, plugin: _Plugin, hook: str, error: Exception) -> None:
+    def _report(self, plugin: _Plugin, hook: str, error: BaseException) -> None:
         """Keep a problem, the first one of each plugin, or raise it under strict plugins."""
         named = f"{plugin}: {hook}: "
         told = str(error) if isinstance(error, HummingError) else f"{type(error).__name__}: {error}"
@@ -242,6 +242,7 @@ class PluginSet:
                 continue
             found += (_identified(device, plugin.name, registry) for device in probed)
         problems = {problem.plugin or str(problem): problem for problem in self.problems}
+        found.sort(key=lambda device: (device.index, device.plugin))
         return PresentDevices(found, {**failed, **problems}.values())
 
     @cached_property
@@ -269,7 +270,8 @@ class PluginSet:
     def _accelerator(self, index: int | None) -> PresentDevice:
         """The present device of an index, or the one to use when nobody says which."""
         present = self._present
-        chosen = [d for d in present if d.index == (index or 0)]
+        wanted = index if index is not None else min((d.index for d in present), default=None)
+        chosen = [d for d in present if d.index == wanted]
         if len(chosen) == 1:
             return chosen[0]
         asked = "capabilities of the present accelerator"

@@ -130,13 +130,13 @@ def test_sizes_default_to_the_shape() -> None:
     assert (made.m_values, made.n_values, made.k_values) == ((16,), (8,), (16,))
 
 
-# -- the accumulator of integers --------------------------------------------------------------------
+# -- the accumulator of integers -------------------------------------------------------------------
 
 
 def test_int32_only_accumulates() -> None:
     assert INT32 == "s32" == INT32.ptx
     assert INT32 == "int32"
-    assert INT32 != int8
+    assert int8 != INT32
     assert (INT32.min, INT32.max, INT32.bits) == (-(2.0**31), 2.0**31 - 1, 32)
     assert not INT32.is_narrow
     with pytest.raises(UnsupportedError):

@@ -1,4 +1,4 @@
-"""The format of a device matrix: each wrong field is named with its row, its value and a way out."""
+"""The format of a device matrix: a wrong field is named with row, value and a way out."""
 
 import copy
 from collections.abc import Callable
@@ -230,7 +230,9 @@ def test_bad_matrix_is_refused(case: str) -> None:
 
 
 def test_no_mapping_at_all() -> None:
-    with pytest.raises(PluginError, match="cards.yaml: expected a mapping of fields, got 'hello'"):
+    with pytest.raises(
+        PluginError, match=r"cards\.yaml: expected a mapping of fields, got 'hello'"
+    ):
         read("hello")
 
 
@@ -276,5 +278,5 @@ def test_bad_file_is_named(tmp_path: Path, text: str, told: str) -> None:
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PluginError, match="nowhere.yaml"):
+    with pytest.raises(PluginError, match=r"nowhere\.yaml"):
         load_yaml(tmp_path / "nowhere.yaml")
