@@ -135,7 +135,6 @@ class _Product:
 
 # By what distinguishes calls: weight format, n, k, dtypes of x and out, whether biased, device.
 _products: dict[tuple[Any, ...], _Product] = {}
-runtime.on_stand_in.append(_products.clear)
 
 
 def _matmul(

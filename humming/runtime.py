@@ -8,9 +8,7 @@ product of their range is asked for, or ahead of that by `Gemm.prepare`.
 import struct
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -218,7 +216,7 @@ class Gemm:
     def __init__(self, problem: GemmProblem, device_index: int) -> None:
         self.problem = problem
         self.device_index = device_index
-        self.capabilities = capabilities_of(device_index)
+        self.capabilities = plugins.capabilities(device_index)
         self._lock = threading.Lock()
         self._bounds = [high for _, high in M_RANGES if high is not None]
         self._kernels: list[Kernel | None] = [None] * len(M_RANGES)
@@ -288,9 +286,6 @@ class _Device:
 _lock = threading.RLock()
 _devices: dict[int, _Device] = {}
 _gemms: dict[tuple[GemmProblem, int], Gemm] = {}
-_stand_ins: dict[int, DeviceCapabilities] = {}
-on_stand_in: list[Callable[[], None]] = []
-"""Called when the capabilities that devices are planned with change: forget what came of them."""
 
 
 def gemm_for(problem: GemmProblem, device_index: int) -> Gemm:
@@ -304,43 +299,6 @@ def gemm_for(problem: GemmProblem, device_index: int) -> Gemm:
         if key not in _gemms:
             _gemms[key] = Gemm(problem, device_index)
         return _gemms[key]
-
-
-def capabilities_of(device_index: int) -> DeviceCapabilities:
-    """Returns the capabilities of a present device, by the index that torch gives it.
-
-    Raises:
-        UnsupportedError: no row of the matrix describes the device.
-    """
-    if device_index in _stand_ins:
-        return _stand_ins[device_index]
-    return plugins.capabilities(device_index)
-
-
-@contextmanager
-def planned_as(device: str | DeviceCapabilities, device_index: int = 0) -> Iterator[None]:
-    """Plans for a device as if it were another one, to run here what is composed for that one.
-
-    Kernels are compiled for the architecture that is present, which must have the instructions of
-    the other. For tests and comparisons: it holds for all threads, and forgets tables of kernels.
-    """
-    caps = plugins.capabilities(device) if isinstance(device, str) else device
-    arch = capabilities_of(device_index).arch
-    before = dict(_stand_ins)
-    try:
-        _plan_with({**before, device_index: replace(caps, arch=arch)})
-        yield
-    finally:
-        _plan_with(before)
-
-
-def _plan_with(stand_ins: dict[int, DeviceCapabilities]) -> None:
-    with _lock:
-        _stand_ins.clear()
-        _stand_ins.update(stand_ins)
-        _gemms.clear()
-        for forget in on_stand_in:
-            forget()
 
 
 def _device(caps: DeviceCapabilities, index: int) -> _Device:

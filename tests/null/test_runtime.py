@@ -54,7 +54,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
     made = FakeRuntime()
     monkeypatch.setattr(plugins, "runtime_for", lambda caps: made)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    for table in ("_devices", "_gemms", "_stand_ins"):
+    for table in ("_devices", "_gemms"):
         monkeypatch.setattr(runtime, table, {})
     return made
 
@@ -261,11 +261,3 @@ def test_kernels_are_made_when_needed_or_ahead(gemm: Gemm, fake: FakeRuntime) ->
 def test_table_of_a_problem_is_made_once(gemm: Gemm) -> None:
     assert runtime.gemm_for(replace(PROBLEM), 0) is gemm
     assert runtime.gemm_for(replace(PROBLEM, bias=True), 0) is not gemm
-
-
-def test_stand_in_plans_for_another_device_on_this_architecture(gemm: Gemm) -> None:
-    with runtime.planned_as("a100_80gb"):
-        stand_in = runtime.gemm_for(PROBLEM, 0)
-        assert (stand_in.capabilities.name, stand_in.capabilities.arch) == ("a100_80gb", "sm_90a")
-        assert stand_in.kernel(1).plan.arch == "sm_90a"
-    assert runtime.gemm_for(PROBLEM, 0).capabilities.name == "h200"
