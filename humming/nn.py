@@ -148,10 +148,14 @@ class QuantLinear(torch.nn.Module):
                 f"this layer was made for {self.activation_dtype}",
                 f"Cast them with .to({self.activation_dtype}).",
             )
-        bias = self.bias
+        # Attributes that are buffers are found at the end of a long search.
+        buffers: dict[str, Any] = self._buffers
+        bias = buffers["bias"]
         if bias is not None and bias.dtype != dtype:
             bias = bias.to(dtype)
-        operands = Operands(self.codes, self.scales, self.zeros, self.second_scale, bias)
+        operands = Operands(
+            buffers["codes"], buffers["scales"], buffers["zeros"], buffers["second_scale"], bias
+        )
         return multiply(x, operands, self._format, (self.out_features, self.in_features))
 
     @property

@@ -83,6 +83,8 @@ def multiply(
     if out_dtype is None:
         out_dtype = x.dtype if out is None else out.dtype
     if out is None:
+        if _is_plain(x):
+            return _run(x, operands, weight, *shape, out_dtype)
         result: torch.Tensor = _MATMUL(x, *operands, weight, *shape, out_dtype)
         return result
     if out.dtype != out_dtype:
@@ -91,6 +93,21 @@ def multiply(
         _refuse("a product into `out` for autograd", "it has no backward", "Use torch.no_grad().")
     _MATMUL_OUT(x, *operands, weight, *shape, out=out)
     return out
+
+
+def _is_plain(x: torch.Tensor) -> bool:
+    """Whether an operator would do nothing but call what it is made of.
+
+    No one traces, counts or differentiates. Then the detour through torch's dispatcher, which
+    takes longer on the host than all the rest, can be left out.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and type(x) is torch.Tensor
+        and x.is_cuda
+        and not (x.requires_grad and torch.is_grad_enabled())
+        and torch._C._len_torch_dispatch_stack() == 0
+    )
 
 
 _format_names: dict[WeightSpec, str] = {}
@@ -149,9 +166,8 @@ def _matmul(
     k: int,
     out_dtype: torch.dtype,
 ) -> torch.Tensor:
-    out = torch.empty((*x.shape[:-1], n), dtype=out_dtype, device=x.device)
-    _run(x, Operands(codes, scales, zeros, second_scale, bias), weight, n, k, out)
-    return out
+    operands = Operands(codes, scales, zeros, second_scale, bias)
+    return _run(x, operands, weight, n, k, out_dtype)
 
 
 def _matmul_out(
@@ -167,10 +183,18 @@ def _matmul_out(
     *,
     out: torch.Tensor,
 ) -> None:
-    _run(x, Operands(codes, scales, zeros, second_scale, bias), weight, n, k, out)
+    _run_into(x, Operands(codes, scales, zeros, second_scale, bias), weight, n, k, out)
 
 
 def _run(
+    x: torch.Tensor, operands: Operands, weight: str, n: int, k: int, out_dtype: torch.dtype
+) -> torch.Tensor:
+    out = torch.empty((*x.shape[:-1], n), dtype=out_dtype, device=x.device)
+    _run_into(x, operands, weight, n, k, out)
+    return out
+
+
+def _run_into(
     x: torch.Tensor, operands: Operands, weight: str, n: int, k: int, out: torch.Tensor
 ) -> None:
     _check(x, operands, n, k, out)

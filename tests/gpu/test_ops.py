@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import humming
 from humming.errors import UnsupportedError
@@ -208,6 +209,27 @@ def test_operator_checks_a_packed_weight_that_comes_in_parts(make) -> None:
     torch.ops.humming.matmul(product.x, weight.codes, *parts)
     with pytest.raises(UnsupportedError, match="codes"):
         torch.ops.humming.matmul(product.x, other.weight.codes, *parts)
+
+
+def test_operator_and_function_agree(make) -> None:
+    product = make(20, 128, 256, "uint4_g32_zp", bias=torch.bfloat16)
+    weight = product.weight
+    parts = (weight.codes, weight.scales, weight.zeros, None, product.bias)
+    out = torch.ops.humming.matmul(product.x, *parts, "uint4_g32_zp", 128, 256, torch.bfloat16)
+    assert torch.equal(out, humming.matmul(product.x, weight, product.bias))
+
+
+def test_modes_of_torch_see_the_operator(make) -> None:
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    seen: list[str] = []
+    product = make(4, 64, 128)
+    with Watch():
+        humming.matmul(product.x, product.weight)
+    assert "humming.matmul.default" in seen
 
 
 def test_operators_keep_torchs_rules(make) -> None:

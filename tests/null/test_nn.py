@@ -217,6 +217,23 @@ def test_repr_tells_sizes_and_format() -> None:
     )
 
 
+def test_compiles_into_one_graph() -> None:
+    targets: list[str] = []
+
+    def keep(module: torch.fx.GraphModule, _: object) -> object:
+        targets.extend(str(node.target) for node in module.graph.nodes)
+        return module.forward
+
+    torch._dynamo.reset()
+    layers = [QuantLinear.from_linear(torch.nn.Linear(K, K), name) for name in ("int4_g32", "int8")]
+    model = torch.nn.Sequential(*layers, torch.nn.ReLU()).to("meta")
+    with torch.no_grad():
+        torch.compile(model, backend=keep, fullgraph=True)(
+            torch.empty(4, K, dtype=torch.bfloat16, device="meta")
+        )
+    assert targets.count("humming.matmul.default") == 2
+
+
 def test_is_exported_as_one_operator() -> None:
     layer = QuantLinear.from_linear(_linear(), "int4_g32", "bf16").to("meta")
     x = torch.empty(4, K, dtype=torch.bfloat16, device="meta")
