@@ -85,6 +85,7 @@ class PluginSet:
         """
         self._problems: dict[str, Problem] = {}
         self._plugins: list[_Plugin] = []
+        self._seen: PresentDevices | None = None
         self.manager = _new_manager()
         if env.trace_plugins():
             _trace(self.manager)
@@ -245,9 +246,11 @@ class PluginSet:
         found.sort(key=lambda device: (device.index, device.plugin))
         return PresentDevices(found, {**failed, **problems}.values())
 
-    @cached_property
     def _present(self) -> PresentDevices:
-        return self.devices()
+        """The present devices, remembered once there are any: devices do not come and go."""
+        if self._seen is None or not self._seen:
+            self._seen = self.devices()
+        return self._seen
 
     def capabilities(
         self, device: str | int | PresentDevice | DeviceCapabilities | None = None
@@ -269,7 +272,7 @@ class PluginSet:
 
     def _accelerator(self, index: int | None) -> PresentDevice:
         """The present device of an index, or the one to use when nobody says which."""
-        present = self._present
+        present = self._present()
         wanted = index if index is not None else min((d.index for d in present), default=None)
         chosen = [d for d in present if d.index == wanted]
         if len(chosen) == 1:

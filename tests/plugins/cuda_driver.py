@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 
-class CUresult(IntEnum):
+class Result(IntEnum):
     """The results that the probe tells apart, with CUDA's numbers."""
 
     CUDA_SUCCESS = 0
@@ -16,7 +16,7 @@ class CUresult(IntEnum):
     CUDA_ERROR_SYSTEM_DRIVER_MISMATCH = 803
 
 
-OK = CUresult.CUDA_SUCCESS
+OK = Result.CUDA_SUCCESS
 
 
 @dataclass
@@ -40,33 +40,33 @@ class FakeDriver:
     """
 
     cards: list[Card] = field(default_factory=list)
-    init: CUresult | Exception = OK
+    init: Result | Exception = OK
     unknown_attributes: bool = False
 
-    CUresult = CUresult
+    CUresult = Result
     CUdevice_attribute = SimpleNamespace(
         CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT="sms",
         CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE="l2_bytes",
     )
 
-    def cuInit(self, flags: int) -> tuple[CUresult]:  # noqa: N802
+    def cuInit(self, flags: int) -> tuple[Result]:  # noqa: N802
         if isinstance(self.init, Exception):
             raise self.init
         return (self.init,)
 
-    def cuDeviceGetCount(self) -> tuple[CUresult, int]:  # noqa: N802
+    def cuDeviceGetCount(self) -> tuple[Result, int]:  # noqa: N802
         return OK, len(self.cards)
 
-    def cuDeviceGet(self, index: int) -> tuple[CUresult, int]:  # noqa: N802
+    def cuDeviceGet(self, index: int) -> tuple[Result, int]:  # noqa: N802
         return OK, index
 
-    def cuDeviceGetName(self, size: int, handle: int) -> tuple[CUresult, bytes]:  # noqa: N802
+    def cuDeviceGetName(self, size: int, handle: int) -> tuple[Result, bytes]:  # noqa: N802
         return OK, self.cards[handle].name.encode().ljust(size, b"\0")
 
-    def cuDeviceTotalMem(self, handle: int) -> tuple[CUresult, int]:  # noqa: N802
+    def cuDeviceTotalMem(self, handle: int) -> tuple[Result, int]:  # noqa: N802
         return OK, self.cards[handle].memory_bytes
 
-    def cuDeviceGetAttribute(self, which: str, handle: int) -> tuple[CUresult, Any]:  # noqa: N802
+    def cuDeviceGetAttribute(self, which: str, handle: int) -> tuple[Result, Any]:  # noqa: N802
         if self.unknown_attributes:
-            return CUresult.CUDA_ERROR_INVALID_VALUE, 0
+            return Result.CUDA_ERROR_INVALID_VALUE, 0
         return OK, getattr(self.cards[handle], which)

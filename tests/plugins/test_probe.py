@@ -4,7 +4,7 @@ import sys
 from types import ModuleType
 
 import pytest
-from cuda_driver import Card, CUresult, FakeDriver
+from cuda_driver import Card, FakeDriver, Result
 
 from humming.errors import UnsupportedError
 from humming.plugins import PluginSet
@@ -38,16 +38,16 @@ class DynamicLibNotFoundError(RuntimeError):
 @pytest.mark.parametrize(
     "init",
     [
-        CUresult.CUDA_ERROR_NO_DEVICE,
-        CUresult.CUDA_ERROR_STUB_LIBRARY,
+        Result.CUDA_ERROR_NO_DEVICE,
+        Result.CUDA_ERROR_STUB_LIBRARY,
         RuntimeError("Failed to dlopen libcuda.so.1"),
         DynamicLibNotFoundError("libcuda.so"),
         OSError("libcuda.so: cannot open shared object file"),
     ],
-    ids=lambda value: value.name if isinstance(value, CUresult) else type(value).__name__,
+    ids=lambda value: value.name if isinstance(value, Result) else type(value).__name__,
 )
 def test_no_driver_or_device_is_nothing_present(
-    init: CUresult | Exception, show: FakeDriver, bundled: PluginSet
+    init: Result | Exception, show: FakeDriver, bundled: PluginSet
 ) -> None:
     show.init = init
     present = bundled.devices()
@@ -58,7 +58,7 @@ def test_no_driver_or_device_is_nothing_present(
 
 
 def test_driver_that_fails_is_shown(show: FakeDriver, bundled: PluginSet) -> None:
-    show.init = CUresult.CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
+    show.init = Result.CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
     present = bundled.devices()
     assert list(present) == []
     assert len(present.problems) == 2
