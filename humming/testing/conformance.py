@@ -127,11 +127,11 @@ def test_components_meet_their_contracts(plugin: ModuleType, plugin_set: PluginS
         pytest.skip("the plugin has no components of its own")
     compiled = 0
     for component in components:
-        users = [caps for caps in plugin_set.registry.devices() if _serves(component, caps)]
+        users = [caps for caps in plugin_set.registry.devices() if serves(component, caps)]
         assert users, f"no device has what {component} serves"
         for caps in {caps.arch: caps for caps in users}.values():
             if compile_with := _compiler(plugin_set, caps):
-                source = _contract_source(component)
+                source = contract_source(component)
                 headers = include_closure(source, plugin_set.registry.headers)
                 compile_with.compile(source, headers, "humming_contract", caps)
                 compiled += 1
@@ -233,7 +233,7 @@ def _compiler(plugins: PluginSet, caps: DeviceCapabilities) -> Compiler | None:
         return None
 
 
-def _serves(component: Component, caps: DeviceCapabilities) -> bool:
+def serves(component: Component, caps: DeviceCapabilities) -> bool:
     """Whether a device has the row or mover that a component is for."""
     if component.slot == "mover":
         return component.serves in caps.movers
@@ -246,7 +246,7 @@ def _serves(component: Component, caps: DeviceCapabilities) -> bool:
     return True
 
 
-def _contract_source(component: Component) -> str:
+def contract_source(component: Component) -> str:
     """A source that includes the component alone and holds it to its contract."""
     lines = ["#include <humming/contracts.cuh>", f"#include <{component.header}>"]
     concept = CONTRACTS.get(component.slot)
