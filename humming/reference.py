@@ -1,0 +1,249 @@
+"""The oracle: quantized weights as numbers, products in float64, and how far a kernel may differ.
+
+Everything here is plain torch, slow and obvious; no kernel and no packed layout is involved.
+"""
+
+import math
+
+import torch
+
+from humming.dtypes import DataType, float16
+from humming.errors import UnsupportedError
+from humming.problem import GemmProblem
+from humming.quantized import SCALE_TENSOR_DTYPES, QuantizedWeight, decode, decode_scales
+
+# Tensor cores cut off the bits that do not fit; rounding them would halve the unit roundoff.
+_ACCUMULATION_ROUNDOFF = 2.0**-23
+_HALF_ACCUMULATION_ROUNDOFF = 2.0**-10
+# Higham and Mary's constant: an output of n roundings then exceeds their bound with a chance of at
+# most 2 n exp(-32), one in a thousand million for n = 2**15.
+_LIKELY = 8.0
+
+
+def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """The weight [N, K] as numbers: (decode(code) - zero) * scale * second_scale.
+
+    Computed in float64 and rounded once to `dtype`.
+    """
+    return (_codes_less_zeros(weight) * _scales(weight)).to(dtype)
+
+
+def matmul(
+    x: torch.Tensor,
+    weight: QuantizedWeight,
+    bias: torch.Tensor | None = None,
+    out_dtype: DataType | torch.dtype | str | None = None,
+) -> torch.Tensor:
+    """x @ W.T + bias, in float64.
+
+    Args:
+        x: activations [..., K] of any floating dtype.
+        weight: quantized [N, K].
+        bias: [N], or None.
+        out_dtype: what to round the result to; float64 if None.
+
+    Returns:
+        [..., N].
+    """
+    _check_activations(x, weight)
+    out = x.to(torch.float64) @ dequantize(weight).T
+    if bias is not None:
+        out = out + bias.to(torch.float64)
+    return out if out_dtype is None else out.to(_output_dtype(out_dtype))
+
+
+def unit_roundoff(dtype: DataType) -> float:
+    """The largest relative error of rounding to nearest: 2**-p with p significant bits.
+
+    2**-11 for float16 (10 stored bits and the implied one), 2**-8 for bfloat16, 2**-24 for float32.
+    """
+    return float(2.0 ** -(dtype.mantissa_bits + 1))
+
+
+def error_bound(
+    problem: GemmProblem,
+    x: torch.Tensor,
+    weight: QuantizedWeight,
+    bias: torch.Tensor | None = None,
+    *,
+    split_k: int = 1,
+    operand_roundings: int = 0,
+    folded_offset: bool = False,
+    certain: bool = True,
+) -> torch.Tensor:
+    """How far each output of a correct kernel may lie from `matmul` without a bug.
+
+    With y the exact result, S = |x| |W|.T + |bias|, and the kernel multiplying 16-bit operands
+    whose products are exact in float32 (at most 11 + 11 significant bits):
+
+        |out - y| <= e + u_out (|y| + e) + h_out,    e = (gamma_n(u_acc) + gamma_r(u_op)) S + h
+
+    - gamma_n(u) = n u / (1 - n u) bounds n successive roundings, in whatever order they happen
+      (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed. 2002, lemma 3.1 and
+      section 3.1).
+    - n = K + ceil(K / 4) + split_k + 4: an addition per product, and two per MMA of at least 8
+      values for aligning and normalizing its sum; the partial sums of a split K; the
+      multiplications by the scales and the addition of the bias.
+    - u_acc = 2**-23, not 2**-24, since tensor cores truncate (Fasi, Higham, Mikaitis, Pranesh,
+      Numerical behavior of NVIDIA tensor cores, PeerJ CS 7:e330, 2021); 2**-10 where the problem
+      permits float16 accumulation.
+    - r = `operand_roundings`, u_op = `unit_roundoff` of the activations' type.
+    - u_out = `unit_roundoff` of the output type and h_out half its smallest subnormal; h is what
+      subnormal operands lose. Where y may exceed the largest number of the output type the
+      bound is infinite.
+
+    With `certain=False`, gamma_n is replaced by its probabilistic counterpart
+    exp(l sqrt(n) u + n u**2 / (1 - u)) - 1 with l = 8 (Higham and Mary, A new approach to
+    probabilistic rounding error analysis, SIAM J. Sci. Comput. 41(5), 2019, theorem 2.4). It
+    grows with sqrt(K) and finds smaller bugs, but presumes errors that are as often up as down:
+    use it on data of either sign, not on sums in which nothing cancels.
+
+    Args:
+        problem: its weight, out_dtype, activation and fp16_accumulation are read.
+        x: the very activations given to the kernel, [..., K], float16 or bfloat16.
+        weight: quantized [N, K].
+        bias: [N], or None.
+        split_k: in how many parts K is summed up separately.
+        operand_roundings: how often a weight is rounded to the operand's type: 0 where the codes
+            (less their zero point) are the operand, 1 where they are multiplied by the scale
+            first, 2 where the scale is also rounded to that type before.
+        folded_offset: a zero point, or the offset that makes signed codes unsigned, is
+            subtracted after the product; S then holds |code| + |offset| instead of |code - offset|.
+        certain: False for the probabilistic bound.
+
+    Returns:
+        float64 [..., N], not negative.
+
+    Raises:
+        UnsupportedError: the activations have other than 16 bits, or the parts do not fit.
+    """
+    _check_bounded(problem, x, weight)
+    exact, sizes = matmul(x, weight, bias), x.to(torch.float64).abs()
+    total = sizes @ _magnitudes(weight, folded_offset).T
+    if bias is not None:
+        total = total + bias.to(torch.float64).abs()
+    k, operand = weight.shape[1], problem.activation.dtype
+    half = problem.fp16_accumulation
+    roundoff = _HALF_ACCUMULATION_ROUNDOFF if half else _ACCUMULATION_ROUNDOFF
+    relative = _gamma(k + math.ceil(k / 4) + split_k + 4, roundoff, certain)
+    relative += _gamma(operand_roundings, unit_roundoff(operand), True)
+    error = torch.where(total == 0, 0.0, relative * total)
+    if operand_roundings:
+        largest_code = _codes_less_zeros(weight).abs().amax().clamp(min=1.0)
+        lost = operand_roundings * _half_subnormal(operand) * largest_code
+        error = error + lost * sizes.sum(dim=-1, keepdim=True)
+    out = problem.out_dtype
+    bound = error + unit_roundoff(out) * (exact.abs() + error) + _half_subnormal(out)
+    overflows = exact.abs() + bound > out.max
+    if half:
+        overflows |= total > float16.max
+    return torch.where(overflows, math.inf, bound)
+
+
+def relative_error(out: torch.Tensor, exact: torch.Tensor) -> float:
+    """The Frobenius norm of `out - exact` over that of `exact`; 0 where both are zero."""
+    distance = (out.to(torch.float64) - exact.to(torch.float64)).norm()
+    return _ratio(float(distance), float(exact.to(torch.float64).norm()))
+
+
+def relative_bound(bound: torch.Tensor, exact: torch.Tensor) -> float:
+    """What `relative_error` cannot exceed where `error_bound` holds for each output."""
+    return _ratio(float(bound.norm()), float(exact.to(torch.float64).norm()))
+
+
+def _ratio(part: float, whole: float) -> float:
+    if part == 0.0:
+        return 0.0
+    return part / whole if whole else math.inf
+
+
+def _codes_less_zeros(weight: QuantizedWeight) -> torch.Tensor:
+    codes = decode(weight.codes_unpacked(), weight.spec.dtype)
+    return codes if weight.zeros is None else codes - _per_value(weight, weight.zeros)
+
+
+def _scales(weight: QuantizedWeight) -> torch.Tensor:
+    """The factor of each weight, [N, K]."""
+    scales = _per_value(weight, decode_scales(weight.scales, weight.spec.scale_dtype))
+    if weight.second_scale is None:
+        return scales
+    return scales * weight.second_scale.to(torch.float64)
+
+
+def _per_value(weight: QuantizedWeight, per_scale: torch.Tensor) -> torch.Tensor:
+    """Scales or zero points [rows, columns], repeated for each weight that they cover: [N, K]."""
+    (n, k), spec = weight.shape, weight.spec
+    rows_per_scale = {"tensor": n, "block": spec.block[0]}.get(spec.granularity, 1)
+    row_of = torch.arange(n, device=per_scale.device) // rows_per_scale
+    column_of = torch.arange(k, device=per_scale.device) // spec.scale_group(k)
+    return per_scale.to(torch.float64)[row_of][:, column_of]
+
+
+def _magnitudes(weight: QuantizedWeight, folded_offset: bool) -> torch.Tensor:
+    """|W|, or the larger magnitudes that are summed where an offset is subtracted afterwards."""
+    spec = weight.spec
+    codes = decode(weight.codes_unpacked(), spec.dtype)
+    if folded_offset and weight.zeros is not None:
+        sizes = codes.abs() + _per_value(weight, weight.zeros).abs()
+    elif folded_offset and spec.dtype.is_integer and spec.dtype.is_signed:
+        offset = 2.0 ** (spec.dtype.bits - 1)
+        sizes = codes + 2 * offset  # the code made unsigned, plus the offset
+    else:
+        sizes = _codes_less_zeros(weight).abs()
+    return sizes * _scales(weight).abs()
+
+
+def _gamma(roundings: int, roundoff: float, certain: bool) -> float:
+    """Bound on the relative effect of successive roundings; infinite where theory gives none."""
+    if certain:
+        product = roundings * roundoff
+        return product / (1 - product) if product < 1 else math.inf
+    exponent = _LIKELY * math.sqrt(roundings) * roundoff + roundings * roundoff**2 / (1 - roundoff)
+    return math.expm1(exponent)
+
+
+def _half_subnormal(dtype: DataType) -> float:
+    """What rounding to nearest may lose of a number below the normal range."""
+    return float(2.0 ** -(dtype.exponent_bias + dtype.mantissa_bits))
+
+
+def _output_dtype(out_dtype: DataType | torch.dtype | str) -> torch.dtype:
+    parsed = DataType.parse(out_dtype)
+    if parsed.is_narrow:
+        raise UnsupportedError(
+            f"a product rounded to {parsed}",
+            "products are not quantized again",
+            "Possible: float16, bfloat16, float32, or None for float64.",
+        )
+    return SCALE_TENSOR_DTYPES[parsed]
+
+
+def _check_activations(x: torch.Tensor, weight: QuantizedWeight) -> None:
+    k = weight.shape[1]
+    if x.ndim < 1 or x.shape[-1] != k or not x.is_floating_point():
+        raise UnsupportedError(
+            f"a product of {x.dtype} activations {list(x.shape)} and a weight {list(weight.shape)}",
+            f"activations are floats [..., {k}]",
+            "Pass the activations that go with this weight.",
+        )
+
+
+def _check_bounded(problem: GemmProblem, x: torch.Tensor, weight: QuantizedWeight) -> None:
+    if problem.activation.dtype.is_narrow:
+        raise UnsupportedError(
+            f"an error bound of {problem.name}",
+            "bounds are known for activations of 16 bits",
+            "Use float16 or bfloat16 activations.",
+        )
+    if (problem.n, problem.k) != weight.shape:
+        raise UnsupportedError(
+            f"an error bound of {problem.name}, n={problem.n}, k={problem.k}",
+            f"the weight has shape {list(weight.shape)}",
+            "Pass the weight of this problem.",
+        )
+    if DataType.parse(x.dtype) != problem.activation.dtype:
+        raise UnsupportedError(
+            f"an error bound of {problem.name} with {x.dtype} activations",
+            "the bound is that for the activations which the kernel gets",
+            f"Convert them to {problem.activation.dtype} first.",
+        )
