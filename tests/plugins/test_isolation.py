@@ -330,9 +330,9 @@ def test_bad_row_is_reported_and_raised_for_its_device() -> None:
 
 def test_bad_row_of_a_file_names_the_file(tmp_path: Path) -> None:
     file = tmp_path / "cards.yaml"
-    file.write_text("devices: {theirs: {titel: Card}}\n")
+    file.write_text("devices: {theirs: {titles: Card}}\n")
     message = problem_of(beside(plugin_with("humming_matrix", file)))
-    assert f"{file}: devices.theirs: unknown field 'titel'. Did you mean 'title'" in message
+    assert f"{file}: devices.theirs: unknown field 'titles'. Did you mean 'title'" in message
 
 
 @pytest.mark.parametrize("names", [("one", "two"), ("two", "one")])
