@@ -25,9 +25,10 @@ extern "C" __global__ void probe(const __grid_constant__ humming::GemmParams p) 
 
 
 def _by_arch() -> dict[str, DeviceCapabilities]:
-    """One device of each architecture that NVRTC compiles for."""
-    rows = plugins.registry().devices()
-    return {row.arch: row for row in rows if row.arch.startswith("sm_")}
+    """One device of each architecture that the NVRTC found here knows."""
+    rows = [row for row in plugins.registry().devices() if row.arch.startswith("sm_")]
+    version = plugins.compiler_for(rows[0]).version
+    return {row.arch: row for row in rows if (row.min_compiler or (0, 0)) <= version}
 
 
 ARCHS = _by_arch()

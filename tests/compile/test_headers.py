@@ -10,7 +10,16 @@ from humming.compiler import compile_source
 from humming.errors import CompileError
 
 HEADERS = plugins.registry().headers
-ARCHS = {row.arch: row for row in plugins.registry().devices() if row.arch.startswith("sm_")}
+
+
+def _by_arch() -> dict[str, DeviceCapabilities]:
+    """One device of each architecture that the NVRTC found here knows."""
+    rows = [row for row in plugins.registry().devices() if row.arch.startswith("sm_")]
+    version = plugins.compiler_for(rows[0]).version
+    return {row.arch: row for row in rows if (row.min_compiler or (0, 0)) <= version}
+
+
+ARCHS = _by_arch()
 
 
 def _needs(text: str, caps: DeviceCapabilities) -> set[str]:
