@@ -113,7 +113,8 @@ def _nvrtc() -> Any:
     try:
         nvrtc.nvrtcVersion()  # the library is opened by the first call, not by the import
     except (RuntimeError, OSError) as error:
-        raise CompileError(f"libnvrtc was not found ({error}). {_INSTALL}") from error
+        told = " ".join(str(error).split())
+        raise CompileError(f"libnvrtc was not found ({told}). {_INSTALL}") from error
     return nvrtc
 
 
