@@ -20,6 +20,7 @@ from humming.capability import DeviceCapabilities, MmaRow
 from humming.layout import planes
 from humming.lowering import ACCUMULATOR, OPERAND, Lowering, activation_group, scale_step
 from humming.problem import GemmProblem
+from humming.tile_cost import Rates, tile_cost
 from humming.tiles import TileConfig
 
 # -- constants ------------------------------------------------------------------------------------
@@ -32,18 +33,12 @@ MOVER_EFFICIENCY = {"tma": 1.0, "bulk": 1.0, "cp_async": 0.9, "plain": 0.65}
 # What every CTA reads again comes from L2, at about twice the memory's bandwidth on data-centre
 # parts: cuBLAS bf16 at 767 TFLOPS on an H200 reads 9 TB/s and more with tiles of 128 x 256.
 L2_BANDWIDTH_RATIO = 2.0
-# Latency of loaded memory; what an SM has in flight must cover it (96 KB did on an H200).
-MEMORY_LATENCY_US = 1.2
 # A kernel that reads 2 MB takes 2.3 us in a graph of plain launches, 0.4 of it for the bytes; with
 # dependent launch 0.75 (H200).
 LAUNCH_US = 1.9
 DEPENDENT_LAUNCH_US = 0.4
 # Reduction and store of a kernel that also computes (H200: 10.1 us where reading alone is 9.2).
 EPILOGUE_US = 0.5
-# Barrier and addresses of one pipeline stage, a hundred cycles. An estimate.
-STAGE_US = 0.03
-# A reduction over split K: one more barrier through global memory. Taken as half a launch.
-SPLIT_K_US = 1.0
 # Tensor memory must be allocated, filled and read back; a warpgroup must be formed. Estimates that
 # keep the plain instruction where nothing is gained.
 MAINLOOP_US = {"wgmma": 0.3, "tcgen05": 1.0}
@@ -63,8 +58,6 @@ MMA_DEQUANT_LOSS = {"wgmma": 0.2, "tcgen05": 0.1}
 MMA_DEQUANT_LOSS_OF_WARPS = 0.5
 # Warp instructions that an SM issues per clock, one per scheduler; every family known has four.
 ISSUE_PER_CLOCK = 4.0
-# Warps that an SM needs to issue at this rate in spite of latencies: four per scheduler.
-ISSUE_WARPS = 16
 LANES = 32
 # Issue slots per dequantized value by operand width. 16 bits: 3 shifts, 4 lop3 and 4 subtractions
 # per 8 codes, integer operations at half rate. The narrower ones handle a register of 4 or 8
@@ -172,31 +165,33 @@ class CostModel:
         """Time at `m` tokens (>= 0), with a tile, or with an ideal one when None."""
         problem, lowering, caps = self._problem, self._lowering, self._caps
         cut = _cut(problem, lowering, m, tile)
-        fill = _fill(problem, lowering, caps, cut, tile) if tile else _Fill()
-
         once, again = self._bytes(m, cut)
-        bandwidth = (caps.bandwidth_gbs or STAND_IN_BANDWIDTH_GBS) * 1e3  # bytes per us
-        bandwidth *= BANDWIDTH_EFFICIENCY * MOVER_EFFICIENCY.get(lowering.mover, 1.0)
-        memory_us = (once + again / L2_BANDWIDTH_RATIO) / (bandwidth * fill.in_flight)
-
         ops = 2.0 * problem.n * problem.k * cut.padded_m
         tops = self._tops or self._stand_in_tops
-        mma_us = ops / (tops * 1e6 * MMA_EFFICIENCY)
-        slots_per_us = LANES * ISSUE_PER_CLOCK * self._clocks_per_us * fill.issue
-        dequant_us = self._slots(cut) / slots_per_us
-
-        overhead_us = DEPENDENT_LAUNCH_US if "griddepcontrol" in caps.features else LAUNCH_US
-        overhead_us += EPILOGUE_US + MAINLOOP_US.get(lowering.mainloop, 0.0)
-        overhead_us += STAGE_US * fill.stages + (SPLIT_K_US if cut.split_k > 1 else 0.0)
-        work_us = _overlapped(memory_us, mma_us, dequant_us, lowering.mainloop)
-        order_us = work_us / fill.utilization + overhead_us
+        bandwidth = (caps.bandwidth_gbs or STAND_IN_BANDWIDTH_GBS) * 1e3  # bytes per us
+        if tile and m:
+            sms = caps.sms or STAND_IN_SMS
+            rates = Rates(bandwidth, self._clocks_per_us / sms, sms, tops * 1e6)
+            cost = tile_cost(problem, lowering, caps, rates, m, tile)
+            memory_us, mma_us, dequant_us = cost.memory_us, cost.mma_us, cost.issue_us
+            overhead_us, utilization = cost.overhead_us, cost.utilization
+            order_us = cost.total_us
+        else:
+            bandwidth *= BANDWIDTH_EFFICIENCY * MOVER_EFFICIENCY.get(lowering.mover, 1.0)
+            memory_us = (once + again / L2_BANDWIDTH_RATIO) / bandwidth
+            mma_us = ops / (tops * 1e6 * MMA_EFFICIENCY)
+            dequant_us = self._slots(cut) / (LANES * ISSUE_PER_CLOCK * self._clocks_per_us)
+            overhead_us = DEPENDENT_LAUNCH_US if "griddepcontrol" in caps.features else LAUNCH_US
+            overhead_us += EPILOGUE_US + MAINLOOP_US.get(lowering.mainloop, 0.0)
+            utilization = 1.0
+            order_us = overhead_us + _overlapped(memory_us, mma_us, dequant_us, lowering.mainloop)
         return Estimate(
             m=m,
             memory_us=memory_us if caps.bandwidth_gbs else None,
             mma_us=None if self._tops is None else mma_us,
             dequant_us=dequant_us if caps.sms and caps.clock_mhz else None,
             overhead_us=overhead_us,
-            utilization=fill.utilization,
+            utilization=utilization,
             total_us=None if self._unknown else order_us,
             order_us=order_us,
             memory_bytes=once,
@@ -345,49 +340,3 @@ def _cut(problem: GemmProblem, lowering: Lowering, m: int, tile: TileConfig | No
         block_m = max(step, min(IDEAL_BLOCK_M, ceil(m / step) * step))
     tiles_m = ceil(m / block_m)
     return _Cut(ceil(problem.n / block_n), tiles_m, tiles_m * block_m, block_m, split_k)
-
-
-@dataclass(frozen=True, slots=True)
-class _Fill:
-    """How well a tile fills the device; the defaults are those of an ideal one.
-
-    Attributes:
-        utilization: share of the SMs that work, over all waves of tiles.
-        in_flight: share of the bandwidth that the bytes under way can draw.
-        issue: share of the issue rate that the warps of an SM reach.
-        stages: pipeline stages that an SM runs one after the other.
-    """
-
-    utilization: float = 1.0
-    in_flight: float = 1.0
-    issue: float = 1.0
-    stages: float = 0.0
-
-
-def _fill(
-    problem: GemmProblem, lowering: Lowering, caps: DeviceCapabilities, cut: _Cut, tile: TileConfig
-) -> _Fill:
-    if not caps.sms or not cut.ctas:
-        return _Fill()
-    per_sm = ceil(cut.ctas / caps.sms)
-    resident = min(per_sm, _resident(problem, lowering, caps, tile))
-    held = (tile.num_stages - 1) * tile.stage_bytes(problem, lowering) * resident * caps.sms
-    wanted = (caps.bandwidth_gbs or STAND_IN_BANDWIDTH_GBS) * 1e3 * MEMORY_LATENCY_US
-    return _Fill(
-        utilization=cut.ctas / (per_sm * caps.sms),
-        in_flight=min(1.0, held / wanted),
-        issue=min(1.0, resident * tile.threads / LANES / ISSUE_WARPS),
-        stages=problem.k / tile.block_k / cut.split_k * per_sm / resident,
-    )
-
-
-def _resident(
-    problem: GemmProblem, lowering: Lowering, caps: DeviceCapabilities, tile: TileConfig
-) -> int:
-    """CTAs of a tile that an SM holds at once, by the limits that are known."""
-    limits = [caps.max_blocks_per_sm or 1]
-    if caps.smem_per_sm_bytes:
-        limits.append(caps.smem_per_sm_bytes // tile.smem_bytes(problem, lowering))
-    if caps.max_threads_per_sm:
-        limits.append(caps.max_threads_per_sm // tile.threads)
-    return max(1, min(limits))

@@ -20,7 +20,7 @@ LAYERS = (
     ("problem", "layout"),
     ("capability",),
     ("components", "hookspecs", "matrix", "registry", "plugins"),
-    ("tiles", "source", "lowering", "cost", "decision", "composer"),
+    ("tiles", "source", "lowering", "tile_cost", "cost", "decision", "composer"),
     ("cache", "compiler"),
     ("runtime",),
     ("quantized", "quantizer", "reference", "packing"),

@@ -1,0 +1,170 @@
+"""What a tile costs: the time of the busiest SM, from what its CTAs copy, issue and multiply.
+
+The model ranks the tiles of the warp-level mainloop. Its constants were fitted to 4300 timings of
+int4_g128 x bfloat16 kernels on an H200 (eleven shapes, 1 to 1024 tokens, `benchmarks/README.md`
+says how): the tile that it picks is on average 2.6 % slower than the fastest one timed, and its
+times are right within 10 %. Rates of other devices come from their rows.
+"""
+
+from dataclasses import dataclass
+from math import ceil, sqrt
+
+from humming.capability import DeviceCapabilities
+from humming.layout import LANES
+from humming.lowering import ACCUMULATOR, OPERAND, Lowering, scale_step
+from humming.problem import GemmProblem
+from humming.tiles import TileConfig
+
+# Launch, pipeline fill, epilogue; with dependent launch half a microsecond of it is hidden.
+FIXED_US, FIXED_DEPENDENT_US = 3.0, 2.45
+# Barrier and latencies of one pipeline stage.
+STAGE_US = 0.06
+# A reduction over split K: a barrier through memory; and bytes of partial sums, which are written,
+# read and waited for, at a third of the memory's bandwidth.
+SPLIT_K_US, PARTIALS_SHARE = 1.15, 0.33
+# Share of the bandwidth that copies reach; an SM gets more where others are idle.
+BANDWIDTH_SHARE, LEAST_ACTIVE = 0.96, 0.3
+# Copies through registers hold fewer bytes under way: 23 us where asynchronous ones took 18.
+MOVER_SHARE = {"plain": 0.65}
+# Copies under way must cover this latency.
+LATENCY_US = 1.15
+# What an SM draws from L2.
+L2_BYTES_PER_CLOCK = 56.0
+# Schedulers of an SM, each issuing a warp instruction a clock.
+SCHEDULERS = 4
+# Slots per dequantized value by operand width, and per value for a scale applied to it.
+DEQUANT_SLOTS = {16: 0.9, 8: 0.6, 4: 0.3}
+OPERAND_SCALE_SLOTS = 0.73
+# Warp instructions: per stage and warp, per 512 bytes copied, per ldmatrix of 8 x 32 values, and
+# to scale the sums of a 16 x 8 tile.
+STAGE_INSTRUCTIONS, COPY_INSTRUCTIONS, LDMATRIX_SLOTS, SCALE_TILE_SLOTS = 76.0, 3.65, 4.4, 7.5
+# Of two terms the shorter one shows in part behind the longer: MMA and issue, both and copies.
+ISSUE_MMA_LOSS, MEMORY_LOSS = 0.68, 0.11
+# A scheduler with few warps waits; a warp with several row blocks waits less.
+WAITING, ROW_BLOCK_RELIEF = 0.64, 0.34
+# Registers beside accumulators, per thread and per row block; what exceeds the file is spilled.
+OTHER_REGISTERS, ROW_BLOCK_REGISTERS, SPILL_MARGIN, SPILL_LOSS = 56, 8, 100, 0.003
+
+
+@dataclass(frozen=True, slots=True)
+class TileCost:
+    """Microseconds of the busiest SM, and of the whole launch.
+
+    Attributes:
+        memory_us: copies from memory and L2.
+        mma_us: matrix instructions.
+        issue_us: the issue slots of all instructions.
+        overhead_us: launch, stages, reduction.
+        utilization: share of the SMs' time that has work, over all waves of CTAs.
+        total_us: the launch.
+    """
+
+    memory_us: float
+    mma_us: float
+    issue_us: float
+    overhead_us: float
+    utilization: float
+    total_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a device moves and computes, public or stood in for.
+
+    Attributes:
+        bytes_per_us: memory bandwidth.
+        clocks_per_us: SM clock in MHz.
+        sms: number of SMs.
+        ops_per_us: of the lowering's matrix instruction, on all SMs.
+    """
+
+    bytes_per_us: float
+    clocks_per_us: float
+    sms: int
+    ops_per_us: float
+
+
+def tile_cost(
+    problem: GemmProblem,
+    lowering: Lowering,
+    caps: DeviceCapabilities,
+    rates: Rates,
+    m: int,
+    tile: TileConfig,
+) -> TileCost:
+    """The cost of computing `m` tokens (> 0) with a tile."""
+    tiles_n, tiles_m = ceil(problem.n / tile.block_n), ceil(m / tile.block_m)
+    ctas = tiles_n * tiles_m * tile.split_k
+    stages = ceil(ceil(problem.k / tile.block_k) / tile.split_k)
+    stage_bytes = tile.stage_bytes(problem, lowering)
+    resident = _resident(problem, lowering, caps, tile)
+    waves = max(1.0, ceil(ctas / rates.sms))
+    together = min(resident, waves)  # CTAs that the busiest SM runs at a time
+    active = min(1.0, ctas / rates.sms)
+
+    x_bytes = tile.block_m * tile.block_k * 2
+    share = rates.bytes_per_us / rates.sms * BANDWIDTH_SHARE / sqrt(max(active, LEAST_ACTIVE))
+    in_flight = together * (tile.num_stages - 1) * stage_bytes / LATENCY_US
+    drawn = min(share, in_flight) * MOVER_SHARE.get(lowering.mover, 1.0)
+    memory_us = (stage_bytes - x_bytes) / drawn
+    memory_us += x_bytes / (L2_BYTES_PER_CLOCK * rates.clocks_per_us)
+    memory_us *= waves * stages
+
+    warps = tile.threads / LANES
+    issue = _stage_slots(problem, lowering, tile, stage_bytes)
+    issue_us = waves * stages * issue / (SCHEDULERS * rates.clocks_per_us)
+    ops = 2.0 * tile.block_n * tile.block_m * tile.block_k * stages
+    mma_us = waves * ops / (rates.ops_per_us / rates.sms)
+
+    per_scheduler = min(together * warps / SCHEDULERS, 16.0)
+    row_blocks = tile.block_n // 16 // tile.warps_n
+    waiting = WAITING / (per_scheduler * (1 + ROW_BLOCK_RELIEF * (row_blocks - 1)))
+    compute_us = max(issue_us, mma_us) + ISSUE_MMA_LOSS * min(issue_us, mma_us)
+    compute_us *= 1 + waiting
+
+    overhead_us = FIXED_DEPENDENT_US if "griddepcontrol" in caps.features else FIXED_US
+    overhead_us += STAGE_US * stages * ceil(waves / together)
+    if tile.split_k > 1:
+        partials = 8.0 * tile.split_k * problem.n * tiles_m * tile.block_m
+        overhead_us += SPLIT_K_US + partials / (rates.bytes_per_us * PARTIALS_SHARE)
+    hidden = MEMORY_LOSS * min(memory_us, compute_us)
+    total_us = overhead_us + max(memory_us, compute_us) + hidden
+    utilization = ctas / (waves * rates.sms)
+    return TileCost(memory_us, mma_us, issue_us, overhead_us, utilization, total_us)
+
+
+def _stage_slots(
+    problem: GemmProblem, lowering: Lowering, tile: TileConfig, stage_bytes: int
+) -> float:
+    """Issue slots of one stage of one CTA, all warps together."""
+    values = tile.block_n * tile.block_k
+    per_value = DEQUANT_SLOTS[lowering.operand_bits]
+    per_value += OPERAND_SCALE_SLOTS if lowering.scale_site == OPERAND else 0.0
+    slots = values * per_value / LANES
+    if lowering.scale_site == ACCUMULATOR:
+        scaled = values / min(scale_step(problem), tile.warp_k) * tile.block_m
+        slots += SCALE_TILE_SLOTS * scaled / (16 * 8)
+    slots += STAGE_INSTRUCTIONS * tile.threads / LANES
+    slots += COPY_INSTRUCTIONS * stage_bytes / 512
+    rows, tokens, depth = lowering.mma.shape
+    slots += values / (rows * depth) * tile.block_m / tokens  # a slot for each MMA
+    slots += LDMATRIX_SLOTS * tile.warps_n * tile.block_m * tile.block_k / (8 * 32)
+    over = tile.accumulators(lowering) + SPILL_MARGIN - min(255, 65536 // tile.threads)
+    return slots * (1 + SPILL_LOSS * max(0, over))
+
+
+def _resident(
+    problem: GemmProblem, lowering: Lowering, caps: DeviceCapabilities, tile: TileConfig
+) -> int:
+    """CTAs of a tile that an SM holds at once, by the limits that are known."""
+    row_blocks = tile.block_n // 16 // tile.warps_n
+    registers = tile.accumulators(lowering) + OTHER_REGISTERS + ROW_BLOCK_REGISTERS * row_blocks
+    limits = [(caps.registers_per_sm or 65536) // (min(registers, 255) * tile.threads)]
+    if caps.max_blocks_per_sm:
+        limits.append(caps.max_blocks_per_sm)
+    if caps.smem_per_sm_bytes:
+        reserved = 1024  # of each CTA, by the system
+        limits.append(caps.smem_per_sm_bytes // (tile.smem_bytes(problem, lowering) + reserved))
+    if caps.max_threads_per_sm:
+        limits.append(caps.max_threads_per_sm // tile.threads)
+    return max(1, min(limits))
