@@ -279,3 +279,9 @@ def test_the_library_never_prints(path: Path) -> None:
         and node.func.id == "print"
     ]
     assert not found
+
+
+def test_index_lists_every_document() -> None:
+    index = (ROOT / "docs/index.md").read_text()
+    listed = set(re.findall(r"\]\((\w+\.md)\)", index)) | {"index.md"}
+    assert listed == {path.name for path in (ROOT / "docs").glob("*.md")}
