@@ -68,7 +68,19 @@ def matmul(
             f"Pack the weight with operand_bits={OPERAND_BITS}.",
         )
     operands = Operands(weight.codes, weight.scales, weight.zeros, weight.second_scale, bias)
-    return multiply(x, operands, _format_name(weight.spec), weight.shape, out_dtype, out)
+    spec = weight.spec
+    name = _format_name(
+        (
+            spec.dtype.name,
+            spec.granularity,
+            spec.group_size,
+            spec.block,
+            spec.scale_dtype.name,
+            spec.zero_point,
+            spec.second_scale,
+        )
+    )
+    return multiply(x, operands, name, weight.shape, out_dtype, out)
 
 
 def multiply(
@@ -110,17 +122,20 @@ def _is_plain(x: torch.Tensor) -> bool:
     )
 
 
-_format_names: dict[WeightSpec, str] = {}
+_Format = tuple[str, str, int, tuple[int, int], str, str, str]
+_format_names: dict[_Format, str] = {}
 
 
-def _format_name(spec: WeightSpec) -> str:
-    if spec not in _format_names:
-        _format_names[spec] = spec.name
-    return _format_names[spec]
+def _format_name(parts: _Format) -> str:
+    name = _format_names.get(parts)
+    if name is None:
+        name = _format_names[parts] = WeightSpec(*parts).name  # type: ignore[arg-type]
+    return name
 
 
-# What `torch.compiler.assume_constant_result` sets, and importing all of torch's compiler for it
-# would take seconds: the name of a format is a constant of a traced graph.
+# What `torch.compiler.assume_constant_result` sets; that would import all of torch's compiler, for
+# seconds. A traced graph holds the name as a constant, guarded by the plain parts that it is made
+# of; tracing how names are spelled would not succeed.
 _format_name._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
