@@ -67,6 +67,10 @@ struct MmaSyncMainloop {
   // Without a second chain, one tile a warp would wait for each mma to finish.
   static constexpr int kChains = kRowBlocks * kTokenTiles == 1 && kGroupSteps % 2 == 0 ? 2 : 1;
 
+  // A warp with many tiles has enough to overlap in one brick; unrolling all would only take longer
+  // to compile.
+  static constexpr int kUnrolledBricks = kRowBlocks * kTokenTiles >= 16 ? 1 : kWarpBricks;
+
   // Bytes of a stage, in the order in which they lie in shared memory.
   static constexpr int kXPitch = 2 * C::kBlockK + 16;  // the 16 bytes spread ldmatrix over the banks
   static constexpr int kScaleBytes = sizeof(typename C::Scale::Storage);
@@ -251,6 +255,11 @@ struct MmaSyncMainloop {
     }
   };
 
+  // Steps since a group of K began, known when compiling where groups end within a brick.
+  static __device__ constexpr int phase(int brick, int step) {
+    return (kGroupSteps <= 4 ? step : 4 * brick + step) % kGroupSteps;
+  }
+
   // Multiplies one brick's kStep and kStep + 1, 32 values of K, for all rows and tokens of the warp.
   template <int kStep>
   static __device__ void step_pair(const Stage& stage, int brick, int first_step,
@@ -261,7 +270,7 @@ struct MmaSyncMainloop {
     for (int half = 0; half < 2; ++half) {
       const int step = 4 * brick + kStep + half;
       const int group = Stage::group_of(first_step, step);
-      const bool opens = step % kGroupSteps == 0;
+      const bool opens = phase(brick, kStep + half) == 0;
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) {
         if (C::kZeroPoint == ZeroPoint::kInteger && opens) {
@@ -299,7 +308,7 @@ struct MmaSyncMainloop {
         for (int block = 0; block < kRowBlocks; ++block) {
           if constexpr (kPerGroup) {
             float(&sum)[4] = partial[chain][block][tile];
-            if (step % kGroupSteps < kChains) sum[0] = sum[1] = sum[2] = sum[3] = 0.f;
+            if (phase(brick, kStep + half) < kChains) sum[0] = sum[1] = sum[2] = sum[3] = 0.f;
             C::Mma::fma(sum, a[half][block], b[2 * half], b[2 * half + 1]);
             // With groups of 16 a sum is complete after every step.
             if (kGroupSteps == 1) flush_tile(stage, first_step, step, block, tile, acc, partial);
@@ -310,7 +319,7 @@ struct MmaSyncMainloop {
       }
     }
     constexpr int kLast = kStep + 1;
-    if (kPerGroup && kGroupSteps > 1 && (4 * brick + kLast + 1) % kGroupSteps == 0) {
+    if (kPerGroup && kGroupSteps > 1 && phase(brick, kLast) == kGroupSteps - 1) {
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) {
 #pragma unroll
@@ -342,7 +351,7 @@ struct MmaSyncMainloop {
     for (int block = 0; block < kRowBlocks; ++block) {
       offsets[block][0] = offsets[block][1] = C::Dequant::offset();
     }
-#pragma unroll
+#pragma unroll(kUnrolledBricks)
     for (int brick = 0; brick < kWarpBricks; ++brick) {
       u32 words[kRowBlocks][kWords];
 #pragma unroll
