@@ -1,0 +1,382 @@
+"""Barriers: those of a CTA (`bar`, `barrier`) and barrier objects in shared memory (`mbarrier`)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .decoder import STOP, Target
+from .errors import BarrierError
+from .groups import Array, Group, Lanes
+from .memory import fault
+
+if TYPE_CHECKING:
+    from .machine import Machine
+
+BARRIERS = 16
+
+
+@dataclass(slots=True)
+class _Phase:
+    """A barrier of a CTA that some threads have reached."""
+
+    expected: int
+    counted: bool  # whether the instruction says how many threads, or it is all of the CTA
+    arrived: int = 0
+    rows: list[int] = field(default_factory=list)
+    waiting: list[tuple[int, Lanes, Target | None]] = field(default_factory=list)
+    votes: list[Array] = field(default_factory=list)
+    reduction: str = ""
+
+
+class CtaBarriers:
+    """The 16 barriers of each CTA (PTX ISA "bar, barrier")."""
+
+    def __init__(self, machine: "Machine") -> None:
+        self._machine = machine
+        self._phases: dict[tuple[int, int], _Phase] = {}
+        self._has_exited: set[int] = set()
+
+    def reset(self) -> None:
+        """No thread is at a barrier."""
+        self._phases.clear()
+        self._has_exited.clear()
+
+    def arrive(
+        self,
+        group: Group,
+        pc: int,
+        number: int,
+        count: int | None,
+        *,
+        waits: bool = True,
+        votes: Array | None = None,
+        reduction: str = "",
+        target: Target | None = None,
+    ) -> int | None:
+        """Counts threads in, and lets them wait.
+
+        Args:
+            group: who arrives.
+            pc: the step of the instruction.
+            number: which barrier, 0 to 15.
+            count: threads that take part, a multiple of 32; None for all of the CTA.
+            waits: whether they wait, as in `bar.sync`, or not, as in `bar.arrive`.
+            votes: bool [n, 32], what `bar.red` combines.
+            reduction: `popc`, `and` or `or`.
+            target: what gets the result of `bar.red`.
+
+        Returns:
+            What the step returns.
+        """
+        machine = self._machine
+        shape = machine.shape
+        if not 0 <= number < BARRIERS:
+            raise fault(BarrierError, f"there is no barrier {number}", group, group.active())
+        if count is not None and (count <= 0 or count % 32 or count > 32 * shape.cta_warps):
+            told = f"{count} threads cannot meet at a barrier: a multiple of 32 is needed, at most"
+            raise fault(BarrierError, f"{told} {32 * shape.cta_warps}", group, group.active())
+        ctas = machine.row_cta[group.index]
+        if not self._phases and count is None and waits and votes is None:
+            arrived = np.bincount(ctas, minlength=shape.ctas)
+            whole = (arrived == 0) | (arrived == shape.cta_warps)
+            if whole.all() and (group.mask is None or self._all_exist(group)):
+                machine.progress += 1
+                if machine.races is not None:
+                    machine.races.meet_ctas(arrived != 0)
+                return None
+        for cta in np.unique(ctas):
+            self._arrive(
+                group, pc, int(cta), number, count, waits, votes, reduction, target, ctas == cta
+            )
+        return STOP if waits else None
+
+    def _all_exist(self, group: Group) -> bool:
+        return np.array_equal(group.active(), self._machine.exists[group.rows])
+
+    def _arrive(
+        self,
+        group: Group,
+        pc: int,
+        cta: int,
+        number: int,
+        count: int | None,
+        waits: bool,
+        votes: Array | None,
+        reduction: str,
+        target: Target | None,
+        own: Lanes,
+    ) -> None:
+        machine = self._machine
+        rows = group.index[own]
+        if count is None and cta in self._has_exited:
+            told = f"barrier {number} waits for all warps of the CTA, one of which has exited"
+            raise fault(BarrierError, told, group, group.active() & own[:, None])
+        expected = 32 * machine.shape.cta_warps if count is None else count
+        phase = self._phases.setdefault((cta, number), _Phase(expected, count is not None))
+        if (phase.expected, phase.counted) != (expected, count is not None):
+            told = f"barrier {number} is used with {expected} and with {phase.expected} threads"
+            raise fault(BarrierError, told, group, group.active() & own[:, None])
+        phase.arrived += 32 * len(rows)
+        phase.rows += rows.tolist()
+        if phase.arrived > expected:
+            told = f"{phase.arrived} threads arrive at barrier {number}, which is for {expected}"
+            raise fault(BarrierError, told, group, group.active() & own[:, None])
+        lanes = group.spread(np.broadcast_to(own[:, None], (len(group), 32)))
+        if waits:
+            phase.waiting.append((pc, lanes, target))
+            machine.park(pc, lanes)
+        if votes is not None:
+            phase.reduction = reduction
+            phase.votes.append(votes[group.active() & own[:, None]])
+        if phase.arrived == expected:
+            del self._phases[cta, number]
+            self._release(phase)
+
+    def _release(self, phase: _Phase) -> None:
+        machine = self._machine
+        machine.progress += 1
+        waiting = np.zeros_like(machine.live)
+        for pc, lanes, target in phase.waiting:
+            waiting |= lanes
+            if target is not None:
+                target.put(machine.group(lanes), _combined(phase))
+            machine.put(pc + 1, lanes)
+        if machine.races is not None:
+            machine.races.meet(np.array(phase.rows), np.flatnonzero(waiting.any(axis=1)))
+
+    def exited(self, rows: Array) -> None:
+        """Notes that all threads of some warps have ended.
+
+        Raises:
+            BarrierError: others of the CTA wait for them.
+        """
+        machine = self._machine
+        for row in rows:
+            cta = int(machine.row_cta[row])
+            self._has_exited.add(cta)
+            for (at, number), phase in self._phases.items():
+                if at == cta and not phase.counted:
+                    error = BarrierError(
+                        f"warp {machine.row_warp[row]} exits, while others of its CTA wait for it "
+                        f"at barrier {number}"
+                    )
+                    pc, lanes, _ = phase.waiting[0]
+                    waiting_row, lane = np.argwhere(lanes)[0]
+                    error.where = machine.where(pc, (int(waiting_row), int(lane)))
+                    raise error
+
+    def finish(self) -> None:
+        """Checks, when all threads have ended, that no arrival was left over.
+
+        Raises:
+            BarrierError: threads arrived at a barrier that was never completed.
+        """
+        for (_, number), phase in self._phases.items():
+            told = f"the kernel ends with {phase.arrived} of {phase.expected} threads at barrier"
+            raise BarrierError(f"{told} {number}")
+
+    def describe(self, row: int, lane: int) -> str:
+        """What a waiting thread waits for; empty if it waits for something else."""
+        for (_, number), phase in self._phases.items():
+            if any(lanes[row, lane] for _, lanes, _ in phase.waiting):
+                return f"barrier {number} has {phase.arrived} of {phase.expected} threads"
+        return ""
+
+
+def _combined(phase: _Phase) -> Any:
+    votes = np.concatenate(phase.votes)
+    if phase.reduction == "popc":
+        return np.uint32(votes.sum())
+    return votes.all() if phase.reduction == "and" else votes.any()
+
+
+@dataclass(slots=True)
+class _Object:
+    """A barrier object: arrivals and bytes that its current phase still lacks."""
+
+    expected: int
+    pending: int
+    bytes: int = 0
+    phase: int = 0
+    clock: Array | None = None  # what has happened before the arrivals, for the race detector
+
+
+class MemoryBarriers:
+    """The mbarrier objects in shared memory (PTX ISA "mbarrier"), by their offset in it."""
+
+    def __init__(self, machine: "Machine") -> None:
+        self._machine = machine
+        self._objects: dict[int, _Object] = {}
+        self._waiting: dict[int, list[tuple[int, Lanes]]] = {}
+        self._expired: Lanes = np.zeros_like(machine.live)
+
+    def reset(self) -> None:
+        """There are no objects."""
+        self._objects.clear()
+        self._waiting.clear()
+        self._expired[:] = False
+
+    def initialize(self, group: Group, offsets: Array, counts: Array) -> None:
+        """`mbarrier.init`: makes objects at offsets [n, 32] that expect so many arrivals."""
+        for offset, count, lanes in self._each(group, offsets, counts):
+            if not 1 <= count < 1 << 20:
+                raise fault(
+                    BarrierError, f"an mbarrier cannot expect {count} arrivals", group, lanes
+                )
+            if offset in self._waiting:
+                told = "an mbarrier is initialized while threads wait on it"
+                raise fault(BarrierError, told, group, lanes)
+            self._objects[offset] = _Object(count, count)
+            clock = self._machine.races
+            if clock is not None:
+                self._objects[offset].clock = clock.release(group.index[lanes.any(axis=1)])
+
+    def invalidate(self, group: Group, offsets: Array) -> None:
+        """`mbarrier.inval`: the memory may be used for something else."""
+        for offset, _, lanes in self._each(group, offsets, np.uint32(0)):
+            self._get(group, offset, lanes)
+            if self._waiting.get(offset):
+                told = "an mbarrier is invalidated while threads wait on it"
+                raise fault(BarrierError, told, group, lanes)
+            del self._objects[offset]
+
+    def expect(self, group: Group, offsets: Array, sizes: Array) -> None:
+        """`expect_tx`: the current phase needs so many more bytes, from each thread."""
+        for offset, size, lanes in self._each(group, offsets, sizes):
+            self._get(group, offset, lanes).bytes += size * int(lanes.sum())
+
+    def arrive(self, group: Group, offsets: Array, counts: Any, *, drop: bool = False) -> Array:
+        """Counts arrivals; returns the states of the phases before them, uint64 [n, 32]."""
+        states = np.zeros((len(group), 32), np.uint64)
+        races = self._machine.races
+        for offset, count, lanes in self._each(group, offsets, counts):
+            found = self._get(group, offset, lanes)
+            states[lanes] = (found.phase << 32) | found.pending
+            if races is not None:
+                clock = races.release(group.index[lanes.any(axis=1)])
+                found.clock = clock if found.clock is None else np.maximum(found.clock, clock)
+            if drop:
+                found.expected -= count * int(lanes.sum())
+            total = count * int(lanes.sum())
+            while total:
+                if found.pending == 0:
+                    told = "more arrivals at an mbarrier than it expects, while bytes are missing"
+                    raise fault(BarrierError, told, group, lanes)
+                part = min(total, found.pending)
+                found.pending -= part
+                total -= part
+                self._complete(offset, found)
+            self._machine.progress += 1
+        return states
+
+    def complete_bytes(self, offset: int, size: int) -> None:
+        """`complete_tx`: bytes have arrived; for asynchronous operations.
+
+        Raises:
+            BarrierError: there is no object at this offset.
+        """
+        found = self._objects.get(offset)
+        if found is None:
+            raise BarrierError("an asynchronous operation completes on memory that is no mbarrier")
+        found.bytes -= size
+        self._machine.progress += 1
+        self._complete(offset, found)
+
+    def arrive_late(self, offset: int, count: int, row: int | None = None) -> None:
+        """An arrival by an asynchronous operation, on behalf of a warp if one is given."""
+        found = self._objects.get(offset)
+        if found is None:
+            raise BarrierError("an asynchronous operation arrives on memory that is no mbarrier")
+        races = self._machine.races
+        if races is not None and row is not None:
+            clock = races.release(np.array([row]))
+            found.clock = clock if found.clock is None else np.maximum(found.clock, clock)
+        if found.pending < count:
+            raise BarrierError("an asynchronous operation arrives where nothing is pending")
+        found.pending -= count
+        self._machine.progress += 1
+        self._complete(offset, found)
+
+    def raise_pending(self, group: Group, offsets: Array) -> None:
+        """One more arrival is pending in this phase for each thread (`cp.async` without noinc)."""
+        for offset, _, lanes in self._each(group, offsets, np.uint32(0)):
+            self._get(group, offset, lanes).pending += int(lanes.sum())
+
+    def completed(self, group: Group, offsets: Array, parity: Array | None, states: Any) -> Lanes:
+        """Which threads find the phase complete that they ask for, by parity or by state."""
+        done = np.zeros((len(group), 32), np.bool_)
+        races = self._machine.races
+        asked = np.broadcast_to(np.asarray(states if parity is None else parity), done.shape)
+        for offset, _, lanes in self._each(group, offsets, np.uint32(0)):
+            found = self._get(group, offset, lanes)
+            if parity is None:
+                done |= lanes & ((asked >> 32) != found.phase)
+            else:
+                done |= lanes & ((asked & 1) != (found.phase & 1))
+            over = (done & lanes).any(axis=1)
+            if races is not None and found.clock is not None and over.any():
+                races.acquire(group.index[over], found.clock)
+        return done
+
+    def wait(self, group: Group, pc: int, offsets: Array, lanes: Lanes) -> Lanes:
+        """Lets threads [n, 32] of a group wait at `try_wait`; returns those that have timed out."""
+        expired: Lanes = self._expired[group.rows] & lanes
+        self._expired &= ~group.spread(expired)
+        for offset, _, own in self._each(group, offsets, np.uint32(0)):
+            parked = own & lanes & ~expired
+            if parked.any():
+                spread = group.spread(parked)
+                self._waiting.setdefault(offset, []).append((pc, spread))
+                self._machine.park(pc, spread)
+        return expired
+
+    def time_out(self) -> bool:
+        """Lets all waiting threads go on as if their time was up; False if there are none."""
+        if not self._waiting:
+            return False
+        waiting, self._waiting = self._waiting, {}
+        for parties in waiting.values():
+            for pc, lanes in parties:
+                self._expired |= lanes
+                self._machine.put(pc, lanes)
+        return True
+
+    def at(self, offset: int) -> bool:
+        """Whether there is an object at an offset."""
+        return offset in self._objects
+
+    def describe(self, row: int, lane: int) -> str:
+        """What a waiting thread waits for; empty if it waits for something else."""
+        for offset, parties in self._waiting.items():
+            if any(lanes[row, lane] for _, lanes in parties):
+                found = self._objects[offset]
+                place = offset % self._machine.shared.size
+                told = f"the mbarrier at {place:#x} lacks {found.pending} of {found.expected}"
+                return f"{told} arrivals and {found.bytes} bytes in phase {found.phase}"
+        return ""
+
+    def _complete(self, offset: int, found: _Object) -> None:
+        if found.pending or found.bytes:
+            return
+        found.phase += 1
+        found.pending = found.expected
+        self._machine.progress += 1
+        for pc, lanes in self._waiting.pop(offset, ()):
+            self._machine.put(pc, lanes)
+
+    def _get(self, group: Group, offset: int, lanes: Lanes) -> _Object:
+        found = self._objects.get(offset)
+        if found is None:
+            raise fault(BarrierError, "this memory holds no initialized mbarrier", group, lanes)
+        return found
+
+    @staticmethod
+    def _each(group: Group, offsets: Array, values: Any) -> Iterator[tuple[int, int, Lanes]]:
+        """(offset, value, threads) for each different pair, of the active threads."""
+        active = group.active()
+        values = np.broadcast_to(np.asarray(values), offsets.shape)
+        pairs = np.stack([offsets[active], values[active].astype(np.int64)])
+        for offset, value in np.unique(pairs, axis=1).T:
+            yield int(offset), int(value), active & (offsets == offset) & (values == value)

@@ -1,0 +1,504 @@
+"""Decodes instructions into closures: once each, specialized by type and operands.
+
+A module of `instructions/` registers a builder for an opcode, or a family of them:
+
+    @instruction("popc")
+    def popc(d: Decoder) -> Step:
+        kind = d.modifiers.one_of("b32", "b64")
+        d.expect(2)
+        return d.elementwise(_count_bits, d.target(0, "u32"), d.source(1, kind))
+
+The builder takes the modifiers that it knows; one that is left over is an error, as is an opcode
+without a builder. It returns a `Step`, which the machine calls with a `Group` each time threads are
+at the instruction. A step returns None to go on with the next instruction, the index of the step to
+jump to, or `STOP` if it has put all threads of the group elsewhere.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import numpy as np
+
+from .errors import PoisonError, UnknownInstructionError, Where
+from .groups import Array, Group
+from .memory import fault
+from .ptx_syntax import (
+    TYPE_BITS,
+    Address,
+    FloatBits,
+    Instruction,
+    Integer,
+    Not,
+    Operand,
+    Pair,
+    Register,
+    Sink,
+    Special,
+    Symbol,
+    Vector,
+)
+from .registers import STORAGE, RegisterFile, all_ones, dtype_of, store
+
+if TYPE_CHECKING:
+    from .machine import Machine
+
+Step = Callable[[Group], int | None]
+Builder = Callable[["Decoder"], Step]
+
+STOP: Final = -1
+"""What a step returns whose threads do not go on together."""
+
+_BUILDERS: dict[str, Builder] = {}
+_TOGETHER: dict[str, str] = {}
+
+
+def instruction(*opcodes: str, together: str = "") -> Callable[[Builder], Builder]:
+    """Registers the builder of opcodes; the longest registered beginning of an opcode decides.
+
+    Args:
+        opcodes: `ld`, `cp.async.bulk`, with whole parts between the dots.
+        together: "warp" if all threads of a warp execute it at once and none may have exited;
+            "live" if all that have not exited do. The machine then brings them together first.
+    """
+
+    def register(builder: Builder) -> Builder:
+        for opcode in opcodes:
+            if opcode in _BUILDERS:
+                raise ValueError(f"{opcode} has two builders")
+            _BUILDERS[opcode] = builder
+            _TOGETHER[opcode] = together
+        return builder
+
+    return register
+
+
+def known_opcodes() -> list[str]:
+    """The registered opcodes."""
+    return sorted(_BUILDERS)
+
+
+class Modifiers:
+    """The parts of an opcode behind its registered beginning."""
+
+    def __init__(self, parts: Sequence[str]) -> None:
+        self.left = list(parts)
+
+    def flag(self, name: str) -> bool:
+        """Takes a modifier if it is there."""
+        if name in self.left:
+            self.left.remove(name)
+            return True
+        return False
+
+    def one_of(self, *names: str, default: str | None = None) -> str:
+        """Takes the first modifier that is one of these; KeyError if none is and no default."""
+        for part in self.left:
+            if part in names:
+                self.left.remove(part)
+                return part
+        if default is None:
+            raise KeyError(f"none of .{', .'.join(names)}")
+        return default
+
+    def ignore(self, *names: str) -> None:
+        """Takes modifiers that change nothing here."""
+        self.left = [part for part in self.left if part not in names]
+
+    def ignore_prefixes(self, *prefixes: str) -> None:
+        """Takes modifiers that begin with one of these, such as `L2::`."""
+        self.left = [part for part in self.left if not part.startswith(prefixes)]
+
+    def type(self, default: str | None = None) -> str:
+        """Takes the first modifier that is a type."""
+        return self.one_of(*TYPE_BITS, default=default)
+
+
+class _Clean:
+    """Stands for the register of an operand that is never undefined."""
+
+    poison: Array | None = None
+
+
+CLEAN: Any = _Clean()
+
+
+class Source:
+    """An operand that is read.
+
+    Attributes:
+        read: values of a group's threads: [n, 32], or a scalar that is the same for all.
+        register: whose poison it has; `CLEAN` for constants.
+        dtype: of the values.
+    """
+
+    __slots__ = ("dtype", "read", "register")
+
+    def __init__(self, read: Callable[[Group], Any], register: Any, dtype: Any) -> None:
+        self.read, self.register, self.dtype = read, register, dtype
+
+    def poison(self, group: Group) -> Array | None:
+        """Which bits are undefined in the active threads: unsigned [n, 32]; None if none are."""
+        if self.register.poison is None:
+            return None
+        found: Array = self.register.poison[group.rows]
+        bits = STORAGE[8 * np.dtype(self.dtype).itemsize] if self.dtype is not np.bool_ else None
+        if bits is not None and found.dtype != bits:
+            found = found.astype(bits)
+        if group.mask is not None:
+            found = np.where(group.mask, found, found.dtype.type(0))
+        return found if found.any() else None
+
+
+class Target:
+    """A register that is written, or nothing at all.
+
+    Attributes:
+        register: the register file; None for `_`.
+    """
+
+    __slots__ = ("_data", "_extend", "register")
+
+    def __init__(self, register: RegisterFile | None, dtype: Any, extend: Any = None) -> None:
+        self.register = register
+        self._extend = extend
+        if register is not None:
+            self._data: Array = register.data if extend is not None else register.data.view(dtype)
+
+    def put(self, group: Group, values: Any, poison: Array | None = None) -> None:
+        """Writes values of a group's threads, with their undefined bits."""
+        register = self.register
+        if register is None:
+            return
+        if self._extend is not None:
+            # Into a register wider than the value: extended by the sign of its type.
+            values = np.asarray(values).astype(self._extend).astype(register.data.dtype)
+            if poison is not None:
+                poison = np.where(poison != 0, all_ones(register.data.dtype.type), 0)
+        if group.mask is None:
+            self._data[group.rows] = values
+        else:
+            store(self._data, group, values)
+        if poison is not None:
+            register.taint(group, poison)
+        elif register.poison is not None:
+            register.define(group)
+
+
+class Decoder:
+    """Decodes one instruction.
+
+    Attributes:
+        machine: the machine that it will run on.
+        instruction: what is decoded.
+        modifiers: what a builder has to take.
+        pc: index of its step.
+    """
+
+    def __init__(self, machine: "Machine", inst: Instruction, pc: int) -> None:
+        self.machine, self.instruction, self.pc = machine, inst, pc
+        self.operands = inst.operands
+        parts = inst.opcode.split(".")
+        for count in range(len(parts), 0, -1):
+            self.opcode = ".".join(parts[:count])
+            if self.opcode in _BUILDERS:
+                self.modifiers = Modifiers(parts[count:])
+                return
+        self.refuse("the simulator does not know this instruction")
+
+    def decode(self) -> Step:
+        """The step of the instruction, with its guard and the meeting of its threads.
+
+        Raises:
+            UnknownInstructionError: no builder, or one that does not know this form.
+        """
+        try:
+            step = _BUILDERS[self.opcode](self)
+        except KeyError as error:
+            self.refuse(f"a modifier is missing: {error.args[0]}")
+        if self.modifiers.left:
+            self.refuse(f"the modifiers .{', .'.join(self.modifiers.left)} are not known here")
+        together = _TOGETHER[self.opcode]
+        if together:
+            step = self._together(step, together == "warp")
+        return self._guarded(step) if self.instruction.guard is not None else step
+
+    def refuse(self, what: str) -> NoReturn:
+        """Raises UnknownInstructionError for this instruction."""
+        inst = self.instruction
+        listing = self.machine.program.module.listing(inst.line)
+        raise UnknownInstructionError(what, Where(inst.line, inst.text, listing=listing))
+
+    def expect(self, *counts: int) -> None:
+        """Refuses the instruction unless it has one of these numbers of operands."""
+        if len(self.operands) not in counts:
+            wanted = " or ".join(map(str, counts))
+            self.refuse(f"{self.opcode} with {len(self.operands)} operands; it has {wanted}")
+
+    # -- operands -------------------------------------------------------------------------------
+
+    def source(self, operand: int | Operand, kind: str) -> Source:
+        """An operand to read as values of a type; a wider register is cut to its low bits."""
+        operand = self.operands[operand] if isinstance(operand, int) else operand
+        dtype = dtype_of(kind)
+        if isinstance(operand, Register):
+            return self._register_source(self.machine.register(operand), dtype)
+        if isinstance(operand, Special):
+            values = self.machine.special(operand.name)
+            if values is None:
+                self.refuse(f"the special register {operand.name} is not known")
+            return _converted(Source(lambda group: values()[group.rows], CLEAN, None), dtype)
+        if isinstance(operand, (Integer, FloatBits)):
+            value = self._constant(operand, kind)
+            return Source(lambda group: value, CLEAN, dtype)
+        if isinstance(operand, Symbol):
+            return self._symbol_source(operand, dtype)
+        if isinstance(operand, Not) and kind == "pred":
+            inner = self.source(operand.operand, kind)
+            return Source(lambda group: ~inner.read(group), inner.register, dtype)
+        self.refuse(f"an operand of another kind is expected in place of {operand}")
+
+    def _register_source(self, register: RegisterFile, dtype: Any) -> Source:
+        if dtype is np.bool_ or register.data.dtype == np.bool_:
+            if dtype is not np.bool_ or register.data.dtype != np.bool_:
+                self.refuse(f"{register.name} is no register of the type that is expected")
+            data = register.data
+            return Source(lambda group: data[group.rows], register, dtype)
+        width = np.dtype(dtype).itemsize
+        if width == register.data.itemsize:
+            view = register.data.view(dtype)
+            return Source(lambda group: view[group.rows], register, dtype)
+        if width > register.data.itemsize:
+            self.refuse(f"{register.name} is narrower than the type that is expected")
+        data, narrow = register.data, STORAGE[8 * width]
+        return Source(
+            lambda group: data[group.rows].astype(narrow).view(dtype),
+            register,
+            dtype,
+        )
+
+    def _symbol_source(self, symbol: Symbol, dtype: Any) -> Source:
+        """The address of a variable, in its own state space."""
+        address = self.machine.address_of(symbol.name)
+        if isinstance(address, int):
+            value = np.array(address + symbol.offset, np.uint64).astype(dtype)[()]
+            return Source(lambda group: value, CLEAN, dtype)
+        offset = symbol.offset  # of a shared variable: it contains the rank of the CTA
+        return Source(lambda group: (address()[group.rows] + offset).astype(dtype), CLEAN, dtype)
+
+    def _constant(self, operand: Integer | FloatBits, kind: str) -> Any:
+        dtype = dtype_of(kind)
+        if kind == "pred":
+            return np.True_ if isinstance(operand, Integer) and operand.value else np.False_
+        bits = TYPE_BITS[kind]
+        if isinstance(operand, FloatBits):
+            raw = np.array(operand.bits, STORAGE[operand.width])
+            if operand.width == 64 and kind == "f32":
+                return raw.view(np.float64).astype(np.float32)[()]
+            if operand.width != bits:
+                self.refuse("a floating-point constant of another width")
+            return raw.view(dtype)[()]
+        if kind in ("f32", "f64", "f16") and operand.value:
+            self.refuse("an integer constant where a floating-point number is expected")
+        masked = operand.value & ((1 << bits) - 1)
+        return np.array(masked, STORAGE[bits]).view(dtype)[()]
+
+    def target(self, operand: int | Operand, kind: str) -> Target:
+        """A register to write values of a type to."""
+        operand = self.operands[operand] if isinstance(operand, int) else operand
+        dtype = dtype_of(kind)
+        if isinstance(operand, Sink):
+            return Target(None, dtype)
+        if not isinstance(operand, Register):
+            self.refuse(f"a register is expected in place of {operand}")
+        register = self.machine.register(operand)
+        is_pred = register.data.dtype == np.bool_
+        if is_pred != (dtype is np.bool_):
+            self.refuse(f"{register.name} is no register of the type that is written")
+        width = np.dtype(dtype).itemsize
+        if is_pred or width == register.data.itemsize:
+            return Target(register, dtype)
+        if width > register.data.itemsize:
+            self.refuse(f"{register.name} is narrower than the type that is written")
+        wide = register.data.itemsize
+        return Target(register, dtype, np.dtype(f"{'i' if kind[0] == 's' else 'u'}{wide}").type)
+
+    def sources(self, operand: int | Operand, kind: str) -> list[Source]:
+        """The elements of a vector operand, or the one that is no vector."""
+        return [self.source(item, kind) for item in self.items(operand)]
+
+    def targets(self, operand: int | Operand, kind: str) -> list[Target]:
+        """The same, to write to."""
+        return [self.target(item, kind) for item in self.items(operand)]
+
+    def items(self, operand: int | Operand) -> tuple[Operand, ...]:
+        """The elements of a vector operand, or the one that is no vector."""
+        operand = self.operands[operand] if isinstance(operand, int) else operand
+        return operand.items if isinstance(operand, Vector) else (operand,)
+
+    def pair(self, operand: int) -> tuple[Operand, Operand]:
+        """Both results of `d|p`; the second is `_` if there is one only."""
+        found = self.operands[operand]
+        return (found.first, found.second) if isinstance(found, Pair) else (found, Sink())
+
+    def address(self, operand: int | Operand) -> Source:
+        """The address (uint64) of `[base + offset]`; reading it requires that it is defined."""
+        operand = self.operands[operand] if isinstance(operand, int) else operand
+        if not isinstance(operand, Address):
+            self.refuse(f"an address is expected in place of {operand}")
+        base = operand.base
+        width = 64
+        if isinstance(base, Register):
+            width = self.machine.register(base).bits
+            if width not in (32, 64):
+                self.refuse(f"{base.name} is no register for an address")
+        inner = self.source(base, f"u{width}")
+        offset = np.uint64(operand.offset & (2**64 - 1))
+        wrap = np.uint64(2**width - 1)
+
+        def read(group: Group) -> Array:
+            if inner.register.poison is not None:
+                poison = inner.poison(group)
+                if poison is not None:
+                    raise fault(PoisonError, "the address is undefined", group, poison != 0)
+            addresses = np.asarray(inner.read(group)).astype(np.uint64)
+            if offset:
+                addresses = addresses + offset
+                if width == 32:
+                    addresses &= wrap
+            if addresses.ndim == 0:
+                addresses = np.full((len(group), 32), addresses, np.uint64)
+            return addresses
+
+        return Source(read, CLEAN, np.uint64)
+
+    # -- steps ----------------------------------------------------------------------------------
+
+    def elementwise(
+        self,
+        function: Callable[..., Any],
+        target: Target,
+        *sources: Source,
+        poison: Callable[..., Array | None] | None = None,
+    ) -> Step:
+        """A step that computes each thread's result of its own operands.
+
+        Args:
+            function: NumPy function of the operands' values.
+            target: gets the result.
+            sources: the operands.
+            poison: (values of the operands, their poison with None for none) -> poison of the
+                result; if left out, one undefined bit makes the whole result undefined.
+        """
+        registers = [s.register for s in sources if s.register is not CLEAN]
+        reads = [s.read for s in sources]
+        rule = poison or _smear(target)
+
+        def dirty(group: Group) -> None:
+            values = [read(group) for read in reads]
+            tainted = rule(values, [source.poison(group) for source in sources])
+            target.put(group, function(*values), tainted)
+
+        put = target.put
+        if len(reads) == 1 and len(registers) == 1:
+            (read,), (register,) = reads, registers
+
+            def unary(group: Group) -> None:
+                if register.poison is None:
+                    put(group, function(read(group)))
+                else:
+                    dirty(group)
+
+            return unary
+        if len(reads) == 2 and len(registers) == 2:
+            first, second = reads
+            r0, r1 = registers
+
+            def binary(group: Group) -> None:
+                if r0.poison is None and r1.poison is None:
+                    put(group, function(first(group), second(group)))
+                else:
+                    dirty(group)
+
+            return binary
+
+        def general(group: Group) -> None:
+            for register in registers:
+                if register.poison is not None:
+                    dirty(group)
+                    return
+            put(group, function(*[read(group) for read in reads]))
+
+        return general
+
+    def _guarded(self, step: Step) -> Step:
+        guard = self.instruction.guard
+        assert guard is not None
+        predicate = self.predicate(guard.register, guard.negated)
+        machine, after = self.machine, self.pc + 1
+
+        def guarded(group: Group) -> int | None:
+            chosen = predicate(group)
+            if group.mask is not None:
+                chosen = chosen & group.mask
+            if not chosen.any():
+                return None
+            wanted = group.active()
+            if (chosen == wanted).all():
+                return step(group)
+            lanes = group.spread(chosen)
+            action = step(machine.group(lanes))
+            if action is None:
+                return None
+            # The guarded threads went elsewhere; the others go on.
+            if action != STOP:
+                machine.put(action, lanes)
+            machine.put(after, group.spread(~chosen))
+            return STOP
+
+        return guarded
+
+    def predicate(self, register: Register, negated: bool) -> Callable[[Group], Array]:
+        """Reads a predicate that decides what is executed, so it must be defined."""
+        source = self.source(register, "pred")
+        read, file = source.read, source.register
+
+        def chosen(group: Group) -> Array:
+            if file.poison is not None:
+                poison = source.poison(group)
+                if poison is not None:
+                    told = f"the predicate {register.name} decides what runs, and is undefined"
+                    raise fault(PoisonError, told, group, poison)
+            found: Array = read(group)
+            return ~found if negated else found
+
+        return chosen
+
+    def _together(self, step: Step, whole: bool) -> Step:
+        machine, pc, text = self.machine, self.pc, self.opcode
+
+        def together(group: Group) -> int | None:
+            if group.mask is not None and not machine.meet(group, pc, whole, text):
+                return STOP
+            return step(group)
+
+        return together
+
+
+def _converted(source: Source, dtype: Any) -> Source:
+    read = source.read
+    return Source(lambda group: read(group).astype(dtype), source.register, dtype)
+
+
+def _smear(target: Target) -> Callable[..., Array | None]:
+    """The rule that any undefined bit of an operand makes the whole result undefined."""
+    ones = np.True_ if target.register is None else all_ones(target.register.data.dtype.type)
+    none = type(ones)(0)
+
+    def rule(values: list[Any], poisons: list[Array | None]) -> Array | None:
+        bad = None
+        for poison in poisons:
+            if poison is not None:
+                bad = poison != 0 if bad is None else bad | (poison != 0)
+        return None if bad is None else np.where(bad, ones, none)
+
+    return rule

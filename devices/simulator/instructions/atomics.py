@@ -1,0 +1,142 @@
+"""Atomic operations and reductions on memory (PTX ISA 9.7.13.11-13).
+
+Threads take their turns in the order of their numbers, or a random one in a random schedule.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .. import numerics
+from ..decoder import Decoder, Step, instruction
+from ..errors import PoisonError
+from ..groups import Array, Group
+from ..memory import SHARED_WINDOW, GlobalMemory, SharedMemory, fault, window_of
+from ..ptx_syntax import TYPE_BITS
+from .data import require_defined
+from .floating import expand, storage
+from .memory import Access
+
+_OPERATIONS = ("and", "or", "xor", "cas", "exch", "add", "inc", "dec", "min", "max")
+_TYPES = (
+    *("b16", "b32", "b64", "u32", "u64", "s32", "s64"),
+    *("f16", "f16x2", "bf16", "bf16x2", "f32", "f64"),
+)
+
+
+def _function(operation: str, kind: str) -> Callable[..., Any]:
+    """The new value of (old, b, c), all NumPy scalars of the type they are stored in."""
+    functions: dict[str, Callable[..., Any]] = {
+        "and": lambda old, b, c: old & b,
+        "or": lambda old, b, c: old | b,
+        "xor": lambda old, b, c: old ^ b,
+        "exch": lambda old, b, c: b,
+        "cas": lambda old, b, c: c if old == b else old,
+        "inc": lambda old, b, c: 0 if old >= b else old + 1,
+        "dec": lambda old, b, c: b if old == 0 or old > b else old - 1,
+        "add": lambda old, b, c: old + b,
+        "min": lambda old, b, c: min(old, b),
+        "max": lambda old, b, c: max(old, b),
+    }
+    if kind in ("f16", "f16x2", "bf16", "bf16x2"):
+        choose = {"add": np.add, "min": np.fmin, "max": np.fmax}[operation]
+
+        def halves(old: Any, b: Any, c: Any) -> Any:
+            values = choose(expand(np.array([old]), kind), expand(np.array([b]), kind))
+            name = "bf16" if kind[0] == "b" else "f16"
+            codes = numerics.encode(values.astype(np.float64), name).astype(np.uint16)
+            return codes.view(np.uint32 if kind.endswith("x2") else np.uint16)[0]
+
+        return halves
+    return functions[operation]
+
+
+@instruction("atom")
+def atomic(d: Decoder) -> Step:
+    """PTX ISA 9.7.13.11."""
+    return _build(d, d.targets(0, storage(_kind_of(d))), 1)
+
+
+@instruction("red")
+def reduction(d: Decoder) -> Step:
+    """PTX ISA 9.7.13.12: without a result."""
+    return _build(d, [], 0)
+
+
+def _kind_of(d: Decoder) -> str:
+    return next((part for part in d.modifiers.left if part in _TYPES), "b32")
+
+
+def _build(d: Decoder, targets: list[Any], first: int) -> Step:
+    access = Access(d)
+    operation = d.modifiers.one_of(*_OPERATIONS)
+    d.modifiers.ignore("noftz")
+    kind = d.modifiers.one_of(*_TYPES)
+    count = access.count
+    stored = storage(kind)
+    size = TYPE_BITS[kind] // 8
+    addresses = d.address(first)
+    seconds = d.sources(first + 1, stored)
+    third = d.source(first + 2, stored) if operation == "cas" else None
+    function = _function(operation, kind)
+    dtype = np.dtype(seconds[0].dtype)
+    machine = d.machine
+
+    def step(group: Group) -> None:
+        at = addresses.read(group)
+        shape = (len(group), 32)
+        operands = [
+            np.broadcast_to(require_defined(s, group, "the operand"), shape) for s in seconds
+        ]
+        swap = operands[0]
+        if third is not None:
+            swap = np.broadcast_to(require_defined(third, group, "the new value"), shape)
+        old = np.zeros((*shape, count), dtype)
+        for part, rows, space, inner in _spaces(group, at):
+            if isinstance(space, SharedMemory):
+                cluster = access.space == "shared::cluster"
+                offsets = space.place(part, inner, size * count, True, cluster)
+                space.check_settled(part, offsets, size * count, "an atomic operation on")
+            else:
+                offsets = space.locate(part, inner, size * count, True)
+            undefined = space._poison(part, offsets, size * count, 1)
+            if undefined is not None:
+                bad = undefined != 0 if undefined.ndim == 2 else (undefined != 0).any(axis=-1)
+                told = "an atomic operation on memory that is undefined"
+                raise fault(PoisonError, told, part, bad)
+            active = part.active()
+            turns = np.argwhere(active)
+            if machine.options.seed is not None:
+                turns = machine.shuffled(turns)
+            view = space.memory.data
+            for row, lane in turns:
+                offset = int(offsets[row, lane])
+                own = int(rows[row])
+                cell = view[offset : offset + size * count].view(dtype)
+                for place in range(count):
+                    before = cell[place]
+                    old[own, lane, place] = before
+                    cell[place] = function(before, operands[place][own, lane], swap[own, lane])
+        machine.progress += 1
+        for place, target in enumerate(targets):
+            target.put(group, old[..., place])
+
+    def _spaces(group: Group, at: Array) -> list[tuple[Group, Array, Any, Array]]:
+        everyone = np.arange(len(group))
+        if access.space.startswith("shared"):
+            return [(group, everyone, machine.shared, at)]
+        if access.space == "global":
+            return [(group, everyone, machine.memory, at)]
+        found: list[tuple[Group, Array, GlobalMemory | SharedMemory, Array]] = []
+        windows = window_of(at)
+        for window in np.unique(windows[group.active()]):
+            part = machine.group(group.spread(windows == window))
+            rows = np.searchsorted(group.index, part.index)
+            if window == SHARED_WINDOW >> 56:
+                found.append((part, rows, machine.shared, at[rows] - np.uint64(SHARED_WINDOW)))
+            else:
+                found.append((part, rows, machine.memory, at[rows]))
+        return found
+
+    return step

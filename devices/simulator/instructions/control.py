@@ -1,0 +1,206 @@
+"""Control flow and what has no effect on values (PTX ISA 9.7.12, 9.7.13.13, 9.7.19)."""
+
+from typing import Any
+
+import numpy as np
+
+from ..decoder import STOP, Decoder, Step, instruction
+from ..errors import PoisonError, TrapError, UndefinedBehaviorError
+from ..groups import Group
+from ..memory import fault
+from ..ptx_syntax import Label, Symbol, Vector
+
+
+@instruction("bra")
+def branch(d: Decoder) -> Step:
+    """PTX ISA 9.7.12.3: threads with the predicate go to the label, the others on."""
+    uniform = d.modifiers.flag("uni")
+    d.expect(1)
+    label = d.operands[0]
+    if not isinstance(label, Label):
+        d.refuse("a branch to something that is no label")
+    machine, after = d.machine, d.pc + 1
+    target = machine.step_of[label.index]
+    guard = d.instruction.guard
+    if guard is None:
+        return lambda group: target
+    taken = d.predicate(guard.register, guard.negated)
+
+    def step(group: Group) -> int | None:
+        action = machine.branch(target, after, group, taken(group))
+        if uniform and action == STOP and _disagrees(group, taken(group)):
+            told = "threads of a warp disagree at a branch that is marked uniform"
+            raise fault(UndefinedBehaviorError, told, group, group.active())
+        return action
+
+    return step
+
+
+def _disagrees(group: Group, taken: Any) -> bool:
+    active = group.active()
+    some, every = (taken & active).any(axis=1), (taken | ~active).all(axis=1)
+    return bool((some & ~every).any())
+
+
+@instruction("brx.idx")
+def branch_indexed(d: Decoder) -> Step:
+    """PTX ISA 9.7.12.4: to a label of a table, by its number."""
+    d.modifiers.flag("uni")
+    d.expect(2)
+    table = d.operands[1]
+    if not isinstance(table, Vector):
+        d.refuse("brx.idx needs a table of labels")
+    machine = d.machine
+    targets = [machine.step_of[item.index] for item in table.items if isinstance(item, Label)]
+    index = d.source(0, "u32")
+
+    def step(group: Group) -> int | None:
+        undefined = index.poison(group)
+        if undefined is not None:
+            told = "the number of the branch is undefined"
+            raise fault(PoisonError, told, group, undefined != 0)
+        chosen = np.broadcast_to(index.read(group), (len(group), 32))
+        bad = (chosen >= len(targets)) & group.active()
+        if bad.any():
+            told = f"the number of the branch is not among the {len(targets)} labels"
+            raise fault(UndefinedBehaviorError, told, group, bad)
+        used = np.unique(chosen[group.active()])
+        if len(used) == 1:
+            return targets[int(used[0])]
+        for number in used:
+            machine.put(targets[int(number)], group.spread(chosen == number))
+        return STOP
+
+    return step
+
+
+@instruction("exit")
+def end(d: Decoder) -> Step:
+    """PTX ISA 9.7.12.7."""
+    d.expect(0)
+    return d.machine.exit
+
+
+@instruction("ret")
+def leave(d: Decoder) -> Step:
+    """PTX ISA 9.7.12.6: back to the caller; ends the thread in a kernel."""
+    d.modifiers.flag("uni")
+    machine, program = d.machine, d.machine.program
+    index = machine.instruction_of[d.pc]
+    owner = max((start, name) for name, start in program.functions.items() if start <= index)[1]
+    if owner == program.entry.name:
+        return machine.exit
+    return lambda group: machine.calls.leave(owner, group)
+
+
+@instruction("call")
+def call(d: Decoder) -> Step:
+    """PTX ISA 9.7.12.5, of a function by its name."""
+    d.modifiers.flag("uni")
+    machine, program = d.machine, d.machine.program
+    lists = [operand for operand in d.operands if isinstance(operand, Vector)]
+    names = [operand for operand in d.operands if isinstance(operand, Symbol)]
+    if not names:
+        d.refuse("indirect calls are not supported")
+    name = names[0].name
+    position = d.operands.index(names[0])
+    results = [o for o in lists if d.operands.index(o) < position]
+    arguments = [o for o in lists if d.operands.index(o) > position]
+    if name not in program.functions:
+        if name in ("__assertfail", "__assert_fail"):
+            return _assertion
+        d.refuse(f"the function {name} has no body")
+    function = program.module.functions[name]
+    given = [i.name for o in arguments for i in o.items if isinstance(i, Symbol)]
+    wanted = [i.name for o in results for i in o.items if isinstance(i, Symbol)]
+    if len(given) != len(function.params) or len(wanted) != len(function.results):
+        d.refuse(f"{name} with another number of parameters or results than it has")
+    incoming = list(zip(given, (f"{name}/{p.name}" for p in function.params), strict=True))
+    outgoing = list(zip((f"{name}/{r.name}" for r in function.results), wanted, strict=True))
+    start, after = machine.step_of[program.functions[name]], d.pc + 1
+    return lambda group: machine.calls.enter(name, group, start, after, incoming, outgoing)
+
+
+def _assertion(group: Group) -> int | None:
+    raise fault(TrapError, "an assertion of the kernel fails", group, group.active())
+
+
+@instruction("trap", "brkpt")
+def trap(d: Decoder) -> Step:
+    """PTX ISA 9.7.19.3 and .1."""
+    told = f"the kernel executes {d.opcode}"
+
+    def step(group: Group) -> int | None:
+        raise fault(TrapError, told, group, group.active())
+
+    return step
+
+
+@instruction("nanosleep")
+def sleep(d: Decoder) -> Step:
+    """PTX ISA 9.7.19.6: lets others run."""
+    d.modifiers.one_of("u32")
+    machine = d.machine
+
+    def step(group: Group) -> int | None:
+        machine.yield_soon()
+        return None
+
+    return step
+
+
+@instruction("griddepcontrol")
+def grid_dependency(d: Decoder) -> Step:
+    """PTX ISA 9.7.13.13: grids run one after the other here, so there is nothing to wait for."""
+    d.modifiers.one_of("launch_dependents", "wait")
+    d.expect(0)
+    return nothing
+
+
+@instruction("pmevent")
+def performance_event(d: Decoder) -> Step:
+    """PTX ISA 9.7.19.2."""
+    d.modifiers.ignore("mask")
+    return nothing
+
+
+def nothing(group: Group) -> int | None:
+    """The step of an instruction that changes nothing here."""
+    return None
+
+
+@instruction("membar", "fence")
+def fence(d: Decoder) -> Step:
+    """PTX ISA 9.7.13.4: memory is sequentially consistent here; order between proxies is apart."""
+    d.modifiers.ignore(
+        "sc", "acq_rel", "acquire", "release", "cta", "cluster", "gpu", "sys", "gl", "mbarrier_init"
+    )
+    d.modifiers.ignore_prefixes("sync_restrict::")
+    if "proxy" in d.modifiers.left:
+        return _proxy_fence(d)
+    return nothing
+
+
+def _proxy_fence(d: Decoder) -> Step:
+    d.modifiers.flag("proxy")
+    d.modifiers.ignore("alias", "async", "global", "shared::cta", "shared::cluster")
+    d.modifiers.ignore_prefixes("async", "tensormap")
+    return nothing
+
+
+@instruction("prefetch", "prefetchu", "applypriority", "discard")
+def hint(d: Decoder) -> Step:
+    """PTX ISA 9.7.9.14-17: hints to caches."""
+    d.modifiers.ignore("global", "local", "L1", "L2")
+    d.modifiers.ignore_prefixes("L2::", "L1::", "tensormap", "const", "param")
+    return nothing
+
+
+@instruction("setmaxnreg", together="warp")
+def set_registers(d: Decoder) -> Step:
+    """PTX ISA 9.7.19.5: how many registers a thread has is not simulated."""
+    d.modifiers.one_of("inc", "dec")
+    d.modifiers.one_of("sync")
+    d.modifiers.one_of("aligned")
+    d.modifiers.one_of("u32")
+    return nothing

@@ -1,0 +1,340 @@
+"""Floating-point arithmetic of every width, with PTX's roundings and NaNs.
+
+float16 and bfloat16 sums, products and quotients are computed in float32, which has more than
+twice their bits plus two, so that rounding again to them changes nothing (Figueroa, 1995). Their
+fused products are computed in float64 as `numerics.fma_f32` does: exact products, and sums that are
+rounded to odd where float64 cannot hold them. `.approx` functions are the exact ones, rounded;
+devices differ from that in the last bits.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .. import numerics
+from ..decoder import Decoder, Step, instruction
+from ..groups import Array
+from ..numerics import canonical_f32, canonical_f64, flush
+from . import poison
+
+FLOATS = ("f32", "f64", "f16", "f16x2", "bf16", "bf16x2", "f32x2")
+_ROUNDINGS = ("rn", "rz", "rp", "rm")
+_HALVES = ("f16", "f16x2", "bf16", "bf16x2")
+
+
+def storage(kind: str) -> str:
+    """The type in which operands are read: bits for those that NumPy cannot compute with."""
+    return {
+        "f16": "b16",
+        "bf16": "b16",
+        "f16x2": "b32",
+        "bf16x2": "b32",
+        "f32x2": "b64",
+    }.get(kind, kind)
+
+
+def _rule(kind: str) -> poison.Rule | None:
+    return poison.halves if kind.endswith("16x2") else None
+
+
+def expand(codes: Any, kind: str) -> Array:
+    """float32 values of 16-bit floats; of two in each element, as an array twice as long."""
+    parts = split(codes, np.uint16)
+    return numerics.f32_of_bf16(parts) if kind[0] == "b" else numerics.f32_of_f16(parts)
+
+
+def split(values: Any, part: Any) -> Array:
+    """Packed values as an array of their parts, twice as long in the direction of the lanes."""
+    found = np.ascontiguousarray(np.atleast_1d(values)).view(part)
+    # A constant is the same in every lane.
+    return found if np.ndim(values) else np.tile(found, 32)
+
+
+def contract(values: Array, kind: str) -> Array:
+    """The reverse, rounded to nearest even."""
+    codes = numerics.bf16_of_f32(values) if kind[0] == "b" else numerics.f16_of_f32(values)
+    return codes.view(np.uint32) if kind.endswith("x2") else codes
+
+
+def _saturated(values: Array) -> Array:
+    """`.sat`: clamped to [0, 1], NaN becomes 0."""
+    return np.where(np.isnan(values), values.dtype.type(0), np.clip(values, 0, 1))
+
+
+def _flushed_f16(values: Array) -> Array:
+    """`.ftz` on half precision: subnormals become zeros of their sign."""
+    tiny = np.abs(values) < np.float32(2.0**-14)
+    return np.where(tiny, np.copysign(np.float32(0), values), values)
+
+
+def apply(
+    d: Decoder,
+    kind: str,
+    function: Callable[..., Array],
+    *,
+    flushes: bool = False,
+    saturates: bool = False,
+    relu: bool = False,
+    count: int = 2,
+) -> Step:
+    """A step of a function on floating-point operands of a type.
+
+    Args:
+        d: at the instruction.
+        kind: type of the operands and the result.
+        function: on float32 (for 16-bit types, too) or float64 arrays.
+        flushes, saturates, relu: the modifiers .ftz, .sat and .relu.
+        count: number of operands.
+    """
+    stored = storage(kind)
+    sources = [d.source(place + 1, stored) for place in range(count)]
+
+    def finish(values: Array) -> Array:
+        if saturates:
+            values = _saturated(values)
+        if relu:
+            values = np.where(values < 0, values.dtype.type(0), values)
+        return values
+
+    if kind in _HALVES:
+        flush_half = flushes and kind[0] == "f"
+
+        def halves(*operands: Any) -> Array:
+            values = [expand(operand, kind) for operand in operands]
+            if flush_half:
+                values = [_flushed_f16(v) for v in values]
+            result = finish(function(*values))
+            if flush_half:
+                result = _flushed_f16(result)
+            return contract(result, kind)
+
+        return d.elementwise(halves, d.target(0, stored), *sources, poison=_rule(kind))
+    if kind == "f32x2":
+
+        def pairs(*operands: Any) -> Array:
+            values = [split(v, np.float32) for v in operands]
+            if flushes:
+                values = [flush(v) for v in values]
+            result = canonical_f32(finish(function(*values)))
+            return (flush(result) if flushes else result).view(np.uint64)
+
+        return d.elementwise(pairs, d.target(0, stored), *sources)
+    canonical = canonical_f64 if kind == "f64" else canonical_f32
+    if not (flushes or saturates or relu):
+        return d.elementwise(
+            lambda *operands: canonical(function(*operands)), d.target(0, kind), *sources
+        )
+
+    def single(*operands: Any) -> Array:
+        values = [flush(v) for v in operands] if flushes else operands
+        result = canonical(finish(function(*values)))
+        return flush(result) if flushes else result
+
+    return d.elementwise(single, d.target(0, kind), *sources)
+
+
+def two_operands(d: Decoder, kind: str, opcode: str) -> Step:
+    """`add`, `sub` and `mul`."""
+    d.expect(3)
+    mode = d.modifiers.one_of(*_ROUNDINGS, default="rn")
+    flags = {"flushes": d.modifiers.flag("ftz"), "saturates": d.modifiers.flag("sat")}
+    function: Callable[..., Array]
+    function = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[opcode]
+    if mode != "rn":
+        if kind not in ("f32", "f32x2"):
+            d.refuse(f"the rounding .{mode} is not supported for this type")
+        function = {
+            "add": lambda a, b: numerics.add_f32(a, b, mode),
+            "sub": lambda a, b: numerics.add_f32(a, -np.asarray(b), mode),
+            "mul": lambda a, b: numerics.to_f32(
+                np.asarray(a, np.float64) * np.asarray(b, np.float64), None, mode
+            ),
+        }[opcode]
+    return apply(d, kind, function, **flags)
+
+
+def fused(d: Decoder, kind: str) -> Step:
+    """`fma`."""
+    d.expect(4)
+    mode = d.modifiers.one_of(*_ROUNDINGS, default="rn")
+    flushes, saturates = d.modifiers.flag("ftz"), d.modifiers.flag("sat")
+    relu = d.modifiers.flag("relu")
+    if kind == "f64":
+        if mode != "rn":
+            d.refuse(f"fma.{mode}.f64 is not supported")
+        return apply(d, kind, _fma_f64, count=3)
+    if kind not in _HALVES:
+        return apply(
+            d,
+            kind,
+            lambda a, b, c: numerics.fma_f32(a, b, c, mode),
+            flushes=flushes,
+            saturates=saturates,
+            count=3,
+        )
+    stored = storage(kind)
+    sources = [d.source(place, stored) for place in (1, 2, 3)]
+    name = "bf16" if kind[0] == "b" else "f16"
+
+    def function(*operands: Any) -> Array:
+        a, b, c = (expand(operand, kind).astype(np.float64) for operand in operands)
+        if flushes:
+            a, b, c = (_flushed_f16(v) for v in (a, b, c))
+        result = a * b + c
+        if name == "bf16":
+            total, error = numerics.exact_sum(a * b, c)
+            result = numerics.round_odd(total, error)
+        # Of float16 operands, float64 holds every sum that decides a tie: what it loses lies more
+        # than 18 bits below the last bit of the larger addend, which is then the float16 one.
+        if saturates:
+            result = _saturated(result)
+        if relu:
+            result = np.where(result < 0, 0.0, result)
+        if name == "f16":
+            codes = _f16_of_f64(result)
+            if flushes:
+                codes = np.where(codes & 0x7C00, codes, codes & 0x8000).astype(np.uint16)
+        else:
+            codes = numerics.encode(result, "bf16").astype(np.uint16)
+        return codes.view(np.uint32) if kind.endswith("x2") else codes
+
+    return d.elementwise(function, d.target(0, stored), *sources, poison=_rule(kind))
+
+
+def _f16_of_f64(values: Array) -> Array:
+    codes = values.astype(np.float16).view(np.uint16)
+    nan = np.isnan(values)
+    return np.where(nan, np.uint16(0x7FFF), codes) if nan.any() else codes
+
+
+def _fma_f64(a: Any, b: Any, c: Any) -> Array:
+    """float64 a * b + c with one rounding, element by element in exact arithmetic."""
+    from fractions import Fraction
+
+    def single(x: float, y: float, z: float) -> float:
+        plain = x * y + z
+        if not all(map(np.isfinite, (x, y, z))) or plain == 0:
+            return plain
+        exact = Fraction(x) * Fraction(y) + Fraction(z)
+        try:
+            return float(exact) if exact else plain
+        except OverflowError:
+            return float(np.copysign(np.inf, plain))
+
+    found: Array = np.vectorize(single, otypes=[np.float64])(a, b, c)
+    return found
+
+
+def divide(d: Decoder, kind: str) -> Step:
+    """`div`; `.full` and `.approx` are rounded like `.rn`."""
+    d.expect(3)
+    mode = d.modifiers.one_of(*_ROUNDINGS, "approx", "full", default="rn")
+    if mode in ("rz", "rp", "rm"):
+        d.refuse(f"div.{mode} is not supported")
+    return apply(d, kind, np.divide, flushes=d.modifiers.flag("ftz"))
+
+
+def extreme(d: Decoder, kind: str, largest: bool) -> Step:
+    """`min` and `max`: a number wins over NaN unless `.NaN` is given; -0 is below +0."""
+    d.expect(3, 4)
+    flushes, keeps_nan = d.modifiers.flag("ftz"), d.modifiers.flag("NaN")
+    xor_sign, absolute = d.modifiers.flag("xorsign"), d.modifiers.flag("abs")
+    choose = np.fmax if largest else np.fmin
+
+    def pair(a: Any, b: Any) -> Array:
+        a, b = np.asarray(a), np.asarray(b)
+        sign = np.signbit(a) != np.signbit(b)
+        if absolute:
+            a, b = np.abs(a), np.abs(b)
+        result = choose(a, b)
+        zero = (a == 0) & (b == 0)
+        if zero.any():
+            negative = (np.signbit(a) & np.signbit(b)) if largest else np.signbit(a) | np.signbit(b)
+            result = np.where(zero, np.where(negative, -0.0, 0.0).astype(result.dtype), result)
+        if keeps_nan:
+            result = np.where(np.isnan(a) | np.isnan(b), result.dtype.type(np.nan), result)
+        if xor_sign:
+            result = np.where(sign, -np.abs(result), np.abs(result))
+        return np.asarray(result)
+
+    def function(*operands: Any) -> Array:
+        result = pair(operands[0], operands[1])
+        return pair(result, operands[2]) if len(operands) == 3 else result
+
+    return apply(d, kind, function, flushes=flushes, count=len(d.operands) - 1)
+
+
+def sign(d: Decoder, kind: str, opcode: str) -> Step:
+    """`abs` and `neg`, which change the sign bit, of NaNs too."""
+    d.expect(2)
+    flushes = d.modifiers.flag("ftz")
+    if kind in _HALVES and not flushes:
+        bits = np.uint32 if kind.endswith("x2") else np.uint16
+        mask = bits(0x80008000 if kind.endswith("x2") else 0x8000)
+        stored = storage(kind)
+        change = (lambda a: a & ~mask) if opcode == "abs" else (lambda a: a ^ mask)
+        return d.elementwise(change, d.target(0, stored), d.source(1, stored), poison=_rule(kind))
+    function = np.abs if opcode == "abs" else np.negative
+    return apply(d, kind, function, flushes=flushes, count=1)
+
+
+def _one_operand(function: Callable[[Array], Array]) -> Callable[[Decoder], Step]:
+    """A builder of a function that is computed in float64 and rounded once."""
+
+    def build(d: Decoder) -> Step:
+        d.expect(2)
+        mode = d.modifiers.one_of(*_ROUNDINGS, "approx", default="rn")
+        if mode in ("rz", "rp", "rm"):
+            d.refuse(f"{d.opcode}.{mode} is not supported")
+        flushes = d.modifiers.flag("ftz")
+        kind = d.modifiers.one_of(*FLOATS)
+
+        def rounded(a: Array) -> Array:
+            result = function(np.asarray(a, np.float64))
+            return result.astype(np.asarray(a).dtype)
+
+        return apply(d, kind, rounded, flushes=flushes, count=1)
+
+    return build
+
+
+_ONE_OPERAND: dict[str, Callable[[Array], Array]] = {
+    "rcp": lambda a: 1.0 / a,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda a: 1.0 / np.sqrt(a),
+    "ex2": np.exp2,
+    "lg2": np.log2,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tanh": np.tanh,
+}
+for _opcode, _function in _ONE_OPERAND.items():
+    instruction(_opcode)(_one_operand(_function))
+
+
+@instruction("copysign")
+def copy_sign(d: Decoder) -> Step:
+    """PTX ISA 9.7.3.2: the magnitude of b with the sign of a."""
+    kind = d.modifiers.one_of("f32", "f64")
+    d.expect(3)
+    sources = d.source(1, kind), d.source(2, kind)
+    return d.elementwise(lambda a, b: np.copysign(b, a), d.target(0, kind), *sources)
+
+
+@instruction("testp")
+def test_property(d: Decoder) -> Step:
+    """PTX ISA 9.7.3.1."""
+    wanted = d.modifiers.one_of("finite", "infinite", "number", "notanumber", "normal", "subnormal")
+    kind = d.modifiers.one_of("f32", "f64")
+    d.expect(2)
+    tiny = 2.0**-126 if kind == "f32" else 2.0**-1022
+    tests: dict[str, Callable[[Array], Array]] = {
+        "finite": np.isfinite,
+        "infinite": np.isinf,
+        "number": lambda a: ~np.isnan(a),
+        "notanumber": np.isnan,
+        "normal": lambda a: np.isfinite(a) & (np.abs(a) >= tiny),
+        "subnormal": lambda a: (a != 0) & (np.abs(a) < tiny),
+    }
+    return d.elementwise(tests[wanted], d.target(0, "pred"), d.source(1, kind))

@@ -1,0 +1,265 @@
+"""Loads and stores in every state space (PTX ISA 9.7.9.8-13)."""
+
+from typing import Any
+
+import numpy as np
+
+from ..decoder import Decoder, Step, instruction
+from ..errors import PoisonError
+from ..groups import Array, Group
+from ..machine import Machine
+from ..memory import SHARED_WINDOW, Space, active_range, fault, window_of
+from ..ptx_syntax import TYPE_BITS, Address, Symbol, Vector
+
+_SPACES = (
+    "global",
+    "shared",
+    "shared::cta",
+    "shared::cluster",
+    "local",
+    "param",
+    "param::entry",
+    "param::func",
+    "const",
+)
+_STRONG = ("volatile", "relaxed", "acquire", "release", "mmio")
+_TYPES = tuple(kind for kind in TYPE_BITS if kind != "pred")
+
+
+class Access:
+    """What an opcode says about an access to memory, and the loads and stores for it.
+
+    Attributes:
+        space: the state space by name; "" is generic.
+        strong: whether it takes part in the order between threads.
+    """
+
+    def __init__(self, d: Decoder) -> None:
+        modifiers = d.modifiers
+        self.space = modifiers.one_of(*_SPACES, default="")
+        self.strong = modifiers.one_of(*_STRONG, default="") != ""
+        modifiers.ignore("weak", "cta", "cluster", "gpu", "sys")
+        modifiers.ignore("nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "unified")
+        modifiers.ignore_prefixes("L1::", "L2::")
+        self.count = int(modifiers.one_of("v2", "v4", "v8", default="v1")[1:])
+        self.machine = d.machine
+
+    def load(
+        self, group: Group, addresses: Array, size: int, count: int = 1
+    ) -> tuple[Array, Array | None]:
+        """Values [n, 32] (or [n, 32, count]) and their undefined bits."""
+        space = self._space(group, addresses)
+        if space is None:
+            return self._load_mixed(group, addresses, size, count)
+        where, addresses = space
+        if where is self.machine.shared:
+            return self._load_shared(group, addresses, size, count)
+        return where.load(group, addresses, size, count)
+
+    def store(
+        self,
+        group: Group,
+        addresses: Array,
+        values: Array,
+        poison: Array | None,
+        size: int,
+        count: int = 1,
+    ) -> None:
+        """Writes values; what is stored to global memory must be defined."""
+        space = self._space(group, addresses)
+        if space is None:
+            for part, rows in self._windows(group, addresses):
+                bad = None if poison is None else poison[rows]
+                self.store(part, addresses[rows], values[rows], bad, size, count)
+            return
+        where, addresses = space
+        if where is self.machine.memory and poison is not None:
+            bad = poison != 0
+            bad = bad if count == 1 and bad.ndim == 2 else bad.any(axis=-1)
+            if (bad & group.active()).any():
+                told = "an undefined value is stored to global memory"
+                raise fault(PoisonError, told, group, bad)
+        if where is self.machine.shared and self.space == "shared::cluster":
+            shared = self.machine.shared
+            offsets = shared.place(group, addresses, size * count, True, True)
+            shared.check_settled(group, offsets, size * count, "a store to")
+            shared.put(group, offsets, values, poison, size, count)
+            return
+        where.store(group, addresses, values, poison, size, count)
+
+    def _load_shared(
+        self, group: Group, addresses: Array, size: int, count: int
+    ) -> tuple[Array, Array | None]:
+        shared = self.machine.shared
+        cluster = self.space == "shared::cluster"
+        return shared.load(group, addresses, size, count, strong=self.strong, cluster=cluster)
+
+    def _space(self, group: Group, addresses: Array) -> tuple[Space, Array] | None:
+        """The space of all active threads' addresses, with them; None if there are several."""
+        machine = self.machine
+        name = self.space
+        if name in ("global", "const"):
+            return machine.memory, addresses
+        if name.startswith("shared"):
+            return machine.shared, addresses
+        if name == "local":
+            return machine.local, addresses
+        if name.startswith("param"):
+            return machine.params, addresses
+        least, greatest, _ = active_range(group, addresses)
+        window = least >> 56
+        if window != greatest >> 56:
+            return None
+        if window == 0:
+            return machine.memory, addresses
+        base = np.uint64(window << 56)
+        spaces = {1: machine.shared, 2: machine.local, 3: machine.params}
+        return spaces.get(window, machine.memory), addresses - base
+
+    def _windows(self, group: Group, addresses: Array) -> list[tuple[Group, Any]]:
+        """The parts of a group that access one space each, with their rows in the group's."""
+        windows = window_of(addresses)
+        found = []
+        for window in np.unique(windows[group.active()]):
+            part = self.machine.group(group.spread(windows == window))
+            found.append((part, np.searchsorted(group.index, part.index)))
+        return found
+
+    def _load_mixed(
+        self, group: Group, addresses: Array, size: int, count: int
+    ) -> tuple[Array, Array | None]:
+        values: Array | None = None
+        poison: Array | None = None
+        for part, rows in self._windows(group, addresses):
+            loaded, bad = self.load(part, addresses[rows], size, count)
+            if values is None:
+                values = np.zeros((len(group), *loaded.shape[1:]), loaded.dtype)
+            active = part.active() if loaded.ndim == 2 else part.active()[..., None]
+            values[rows] = np.where(active, loaded, values[rows])
+            if bad is not None:
+                poison = np.zeros_like(values) if poison is None else poison
+                poison[rows] = np.where(active, bad, poison[rows])
+        assert values is not None
+        return values, poison
+
+
+@instruction("ld", "ldu")
+def load(d: Decoder) -> Step:
+    """PTX ISA 9.7.9.8-10."""
+    access = Access(d)
+    kind = d.modifiers.one_of(*_TYPES)
+    d.expect(2, 3)
+    if kind == "b128":
+        d.refuse("loads of b128 are not supported")
+    size = TYPE_BITS[kind] // 8
+    # Bits as they are, but for signed types, which a wider register extends.
+    targets = d.targets(0, kind if kind[0] == "s" else f"b{8 * size}")
+    if len(targets) != access.count:
+        d.refuse(f"{len(targets)} registers for a vector of {access.count}")
+    machine = d.machine
+    address = d.operands[1]
+    constant = _param_offset(machine, address)
+    if access.space.startswith("param") and constant is not None:
+        return _load_param(machine, constant, kind, targets)
+    frame = _frame_offset(machine, address)
+    addresses = d.address(1)
+    signed = np.dtype(f"i{size}") if kind[0] == "s" else None
+
+    def step(group: Group) -> None:
+        if frame is None:
+            values, bad = access.load(group, addresses.read(group), size, access.count)
+        else:
+            values, bad = machine.frames.load(group, addresses.read(group), size, access.count)
+        if signed is not None:
+            values = values.view(signed)
+        if access.count == 1:
+            targets[0].put(group, values, bad)
+            return
+        for place, target in enumerate(targets):
+            part = None if bad is None else bad[..., place]
+            target.put(group, values[..., place], None if part is None or not part.any() else part)
+
+    return step
+
+
+def _param_offset(machine: Machine, operand: Any) -> int | None:
+    """Offset of an address in the kernel's parameters, where the instruction says it."""
+    if isinstance(operand, Address) and isinstance(operand.base, Symbol):
+        start = machine.program.params.get(operand.base.name)
+        return None if start is None else start + operand.offset
+    return None
+
+
+def _frame_offset(machine: Machine, operand: Any) -> int | None:
+    """Offset of an address in the parameters of calls."""
+    if isinstance(operand, Address) and isinstance(operand.base, Symbol):
+        found = machine.program.frames.get(operand.base.name)
+        return None if found is None else found[0] + operand.offset
+    return None
+
+
+def _load_param(machine: Machine, offset: int, kind: str, targets: Any) -> Step:
+    """A load of parameters at a fixed place: the same value for all threads."""
+    size = TYPE_BITS[kind] // 8
+    code = f"{'i' if kind[0] == 's' else 'u'}{size}"
+    end = machine.program.param_bytes
+
+    def step(group: Group) -> None:
+        if offset < 0 or offset + size * len(targets) > end or offset % (size * len(targets)):
+            machine.params.load(group, np.full((len(group), 32), offset, np.uint64), size)
+        data = machine.params.memory.data[offset : offset + size * len(targets)].view(code)
+        for target, value in zip(targets, data, strict=True):
+            target.put(group, value)
+
+    return step
+
+
+@instruction("st")
+def store(d: Decoder) -> Step:
+    """PTX ISA 9.7.9.11."""
+    access = Access(d)
+    kind = d.modifiers.one_of(*_TYPES)
+    d.expect(2, 3)
+    if kind == "b128":
+        d.refuse("stores of b128 are not supported")
+    size = TYPE_BITS[kind] // 8
+    values = d.sources(1, f"b{8 * size}" if kind[0] != "f" else kind)
+    if len(values) != access.count:
+        d.refuse(f"{len(values)} registers for a vector of {access.count}")
+    machine = d.machine
+    frame = _frame_offset(machine, d.operands[0])
+    addresses = d.address(0)
+    unsigned = np.dtype(f"u{size}")
+
+    def gathered(group: Group, parts: list[Any]) -> Array:
+        arrays = [np.broadcast_to(np.asarray(p), (len(group), 32)).view(unsigned) for p in parts]
+        return arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=-1)
+
+    def step(group: Group) -> None:
+        data = gathered(group, [source.read(group) for source in values])
+        bad = [source.poison(group) for source in values]
+        poison = None
+        if any(part is not None for part in bad):
+            zeros = np.zeros((len(group), 32), unsigned)
+            poison = gathered(group, [zeros if part is None else part for part in bad])
+        at = addresses.read(group)
+        if frame is None:
+            access.store(group, at, data, poison, size, access.count)
+        else:
+            machine.frames.store(group, at, data, poison, size, access.count)
+
+    return step
+
+
+def shared_addresses(d: Decoder, operand: int, generic: bool) -> Any:
+    """Reads addresses of shared memory, as they are or of generic ones, uint64 [n, 32]."""
+    source = d.address(operand)
+    window = np.uint64(SHARED_WINDOW)
+    if not generic:
+        return source.read
+    return lambda group: source.read(group) - window
+
+
+def is_vector(operand: Any) -> bool:
+    """Whether an operand is written in braces."""
+    return isinstance(operand, Vector)

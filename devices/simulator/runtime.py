@@ -1,0 +1,185 @@
+"""Loads PTX images and runs their kernels on the CPU, on the memory of this process."""
+
+import math
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from humming.errors import HummingError
+from humming.hookspecs import Image
+
+from . import instructions  # noqa: F401  (registers the builders)
+from .machine import Dim, Machine, Options, Shape
+from .memory import Allocation, GlobalMemory
+from .program import Program, link
+from .ptx_parser import parse
+from .ptx_syntax import TYPE_BITS, Symbol, Variable
+
+
+class SimulatedKernel:
+    """A loaded kernel. It runs when it is launched, and the launch returns when it has ended."""
+
+    def __init__(
+        self, program: Program, memory: GlobalMemory, smem_bytes: int, options: Options
+    ) -> None:
+        self.program, self.smem_bytes, self.options = program, smem_bytes, options
+        self._memory = memory
+        self._lock = threading.Lock()
+        self._machines: dict[Shape, Machine] = {}
+        self._globals = _place_globals(program, memory)
+
+    def launch(
+        self,
+        grid: Dim,
+        block: Dim,
+        params: Any,
+        stream: int = 0,
+        pdl: bool = False,
+        *,
+        cluster: Dim = (1, 1, 1),
+    ) -> None:
+        """Runs the kernel.
+
+        Args:
+            grid: number of CTAs in x, y and z.
+            block: threads of a CTA in x, y and z.
+            params: bytes of the kernel's parameters.
+            stream, pdl: without meaning here: kernels run one after the other.
+            cluster: CTAs of a cluster in x, y and z.
+
+        Raises:
+            SimulationError: the kernel did what it must not do.
+            HummingError: a launch that no device would accept.
+        """
+        data = bytes(params)
+        self._check(grid, block, data, cluster)
+        with self._lock:
+            for ctas in self._waves(grid, block, cluster):
+                shape = Shape(len(ctas), block, cluster, self.smem_bytes)
+                machine = self._machines.get(shape)
+                if machine is None:
+                    machine = Machine(self.program, shape, self._memory, self.options)
+                    self._machines[shape] = machine
+                machine.run(ctas, grid, data, self._globals)
+
+    def _check(self, grid: Dim, block: Dim, data: bytes, cluster: Dim) -> None:
+        threads = block[0] * block[1] * block[2]
+        limits = self.program.entry.limits
+        name = self.program.entry.name
+        if min(*grid, *block) < 1 or threads > 1024:
+            raise HummingError(f"{name} cannot run with grid {grid} and block {block}")
+        most = limits.get("maxntid")
+        if most and threads > math.prod(most):
+            raise HummingError(f"{name} has at most {most} threads, and is launched with {block}")
+        needed = limits.get("reqntid")
+        if needed and (*needed, 1, 1)[:3] != block:
+            raise HummingError(f"{name} needs {needed} threads, and is launched with {block}")
+        if len(data) != self.program.param_bytes:
+            raise HummingError(
+                f"{name} has {self.program.param_bytes} bytes of parameters; {len(data)} are given"
+            )
+        if any(size % part for size, part in zip(grid, cluster, strict=True)):
+            raise HummingError(f"the grid {grid} is no multiple of the cluster {cluster}")
+
+    def _waves(self, grid: Dim, block: Dim, cluster: Dim) -> Iterator[list[Dim]]:
+        """CTAs that run at the same time, those of a cluster next to each other."""
+        threads = block[0] * block[1] * block[2]
+        cluster_size = cluster[0] * cluster[1] * cluster[2]
+        warps = -(-threads // 32) * cluster_size
+        clusters = max(1, self.options.wave_warps // warps)
+        wave: list[Dim] = []
+        for z in range(0, grid[2], cluster[2]):
+            for y in range(0, grid[1], cluster[1]):
+                for x in range(0, grid[0], cluster[0]):
+                    wave += [
+                        (x + i, y + j, z + k)
+                        for k in range(cluster[2])
+                        for j in range(cluster[1])
+                        for i in range(cluster[0])
+                    ]
+                    if len(wave) == clusters * cluster_size:
+                        yield wave
+                        wave = []
+        if wave:
+            yield wave
+
+
+class SimulatorRuntime:
+    """Kernels and memory of a simulated device.
+
+    Kernels may access what is registered, and nothing else. The host registers the tensors that it
+    passes to a kernel, by address: their memory is used in place.
+
+    Attributes:
+        memory: what is registered.
+        options: how kernels that are loaded from now on run.
+    """
+
+    name = "simulator"
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.memory = GlobalMemory()
+        self.options = options or Options()
+
+    def load(
+        self, image: Image, entry: str, smem_bytes: int, device_index: int = 0
+    ) -> SimulatedKernel:
+        """Loads a PTX image.
+
+        Args:
+            image: of the kind `ptx`.
+            entry: name of the kernel in it.
+            smem_bytes: dynamic shared memory of each CTA.
+            device_index: without meaning here.
+
+        Raises:
+            HummingError: an image of another kind, or one without this kernel.
+            PtxSyntaxError: text that is no PTX.
+        """
+        if image.kind != "ptx":
+            raise HummingError(f"the simulator runs PTX, and {entry} is a {image.kind}")
+        module = parse(image.data.decode().rstrip("\0"))
+        return SimulatedKernel(link(module, entry), self.memory, smem_bytes, self.options)
+
+    def register(
+        self, address: int, size_bytes: int, name: str = "", *, undefined: bool = False
+    ) -> Allocation:
+        """Lets kernels access memory of this process; see `GlobalMemory.register`."""
+        return self.memory.register(address, size_bytes, name, undefined=undefined)
+
+    def forget(self, address: int, size_bytes: int) -> None:
+        """Takes registered memory back."""
+        self.memory.forget(address, size_bytes)
+
+    def allocate(self, size_bytes: int, device_index: int = 0) -> int:
+        """Returns the address of new memory that is zero; it is never taken back."""
+        return self.memory.allocate(size_bytes, "a workspace").base
+
+
+def _place_globals(program: Program, memory: GlobalMemory) -> dict[str, int]:
+    """Allocates the module's variables and writes their initial values."""
+    places = {
+        variable.name: memory.allocate(
+            variable.size_bytes or 0, f"the variable {variable.name}", align=variable.align
+        )
+        for variable in program.globals
+    }
+    addresses = {name: place.base for name, place in places.items()}
+    for variable in program.globals:
+        memory.write(addresses[variable.name], _initial_bytes(variable, addresses))
+        places[variable.name].writable = variable.space != "const"
+    return addresses
+
+
+def _initial_bytes(variable: Variable, addresses: dict[str, int]) -> bytes:
+    width = max(1, TYPE_BITS[variable.type] // 8)
+    data = b""
+    for value in variable.values:
+        number = value
+        if isinstance(value, Symbol):
+            if value.name not in addresses:
+                raise HummingError(f"{variable.name} holds the address of {value.name}")
+            number = addresses[value.name] + value.offset
+        assert isinstance(number, int)
+        data += (number & ((1 << 8 * width) - 1)).to_bytes(width, "little")
+    return data
