@@ -22,7 +22,16 @@ from humming.registry import Registry
 from humming.source import ENTRY, compose_source
 from humming.tiles import TileConfig, candidates
 
-M_RANGES: tuple[MRange, ...] = ((1, 8), (9, 16), (17, 32), (33, 64), (65, 128), (129, None))
+M_RANGES: tuple[MRange, ...] = (
+    (1, 8),
+    (9, 16),
+    (17, 32),
+    (33, 64),
+    (65, 128),
+    (129, 256),
+    (257, 512),
+    (513, None),
+)
 """The ranges of M, each with a plan of its own; None is without end."""
 
 Option = TypeVar("Option", Ready, Missing)

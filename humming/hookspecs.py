@@ -120,6 +120,13 @@ class Runtime(Protocol):
     def load(self, image: Image, entry: str, smem_bytes: int, device_index: int) -> Kernel:
         """Load an image on a device, with room for dynamic shared memory."""
 
+    def allocate(self, size_bytes: int, device_index: int) -> int:
+        """The address of new device memory, zero and there for as long as the process lives.
+
+        Kernels that share their sums between CTAs use it; it must be possible while a stream of
+        the device records a graph.
+        """
+
 
 @hookspec
 def humming_matrix() -> Path | str | Mapping[str, Any] | None:

@@ -302,7 +302,7 @@ class PluginSet:
 
     def runtime_for(self, caps: DeviceCapabilities) -> Runtime:
         """The runtime of a device; see `humming.plugins.runtime_for`."""
-        runtime: Runtime = self._first("humming_runtime", caps, ("load",))
+        runtime: Runtime = self._first("humming_runtime", caps, ("load", "allocate"))
         return runtime
 
     def _first(self, hook: str, caps: DeviceCapabilities, wanted: tuple[str, ...]) -> Any:

@@ -121,7 +121,8 @@ def _shapes(
     problem: GemmProblem, lowering: Lowering, m_range: tuple[int, int | None]
 ) -> Iterator[TileConfig]:
     through_registers = lowering.mover == "plain"
-    splits = (1,) if problem.batch_invariant else (1, 2, 4, 8)
+    # A range without end has tokens enough to fill a device, and no end to its partial sums.
+    splits = (1,) if problem.batch_invariant or m_range[1] is None else (1, 2, 4, 8)
     for block_m in _block_m(m_range):
         for warps_n, row_blocks in ((4, 1), (4, 2), (8, 1), (8, 2), (16, 1), (4, 4)):
             for warps_k in (1,) if problem.batch_invariant else (1, 2, 4):

@@ -21,7 +21,12 @@ def _accelerator_present() -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the tests out of the user's cache; pytest-xdist's workers inherit the choice."""
+    """Keep the tests out of the user's cache, and their verdicts free of the machine's speed."""
+    from hypothesis import settings
+
+    settings.register_profile("untimed", deadline=None)
+    settings.load_profile("untimed")
+    # pytest-xdist's workers inherit the choice.
     if _CACHE_VARIABLE not in os.environ:
         config.stash[_OWN_CACHE] = Path(tempfile.mkdtemp(prefix="humming-tests-"))
         os.environ[_CACHE_VARIABLE] = str(config.stash[_OWN_CACHE])

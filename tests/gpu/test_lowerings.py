@@ -39,7 +39,7 @@ FORMATS = (
 # (N, K): whole tiles, tails of both, less than a brick, a single row.
 SHAPES = ((256, 512), (208, 1088), (40, 72), (1, 200), (576, 1536), (130, 4096))
 TOKENS = {(1, 8): (1, 7, 8), (9, 16): (9, 16), (17, 32): (17, 32), (33, 64): (64,)}
-TOKENS |= {(65, 128): (65, 128), (129, None): (129, 300)}
+TOKENS |= {(65, 128): (65, 128), (129, 256): (129,), (257, 512): (300,), (513, None): (517,)}
 
 
 def like(name: str) -> DeviceCapabilities:

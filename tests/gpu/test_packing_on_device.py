@@ -41,8 +41,8 @@ def test_quantized_as_on_the_cpu(name: str, method: str) -> None:
     assert there.codes.is_cuda
     assert there.shape == here.shape
     if method == "absmax":
-        # The last bit of a division may differ where a scale is rounded from it, nowhere else.
-        same = dequantize(here) == dequantize(there).cpu()
+        # The last bit of a division may differ, and rarely a scale or code that is rounded from it.
+        same = dequantize(here).isclose(dequantize(there).cpu(), rtol=1e-5, atol=0)
         assert float(same.double().mean()) > 0.98
     error = [(dequantize(q).cpu() - w.double()).norm() for q in (here, there)]
     assert float(error[1]) == pytest.approx(float(error[0]), rel=1e-2)
