@@ -1,0 +1,137 @@
+"""Writes the measured tables of the README and of docs/benchmarks.md from the recorded results.
+
+python benchmarks/report.py            # rewrite both
+python benchmarks/report.py --check    # exit status 1 if they say something else
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+README_SHAPES = ((4096, 4096), (8192, 8192), (28672, 8192), (7168, 2048))
+README_TOKENS = (1, 8, 16, 32)
+
+
+def main() -> int:
+    """Rewrite or check the tables."""
+    dense, real = load("h200_dense.json"), load("h200_real_weights.json")
+    stale = []
+    for name, text in (
+        ("README.md", readme(dense, real)),
+        ("docs/benchmarks.md", page(dense, real)),
+    ):
+        path = ROOT / name
+        before = path.read_text() if path.exists() else f"{BEGIN}\n{END}\n"
+        head, rest = before.split(BEGIN)
+        after = f"{head}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}"
+        if after != before:
+            stale.append(name)
+            if "--check" not in sys.argv:
+                path.write_text(after)
+    print("stale:" if stale else "up to date", *stale)
+    return int(bool(stale) and "--check" in sys.argv)
+
+
+def load(name: str) -> dict[str, Any]:
+    """One file of recorded results."""
+    found: dict[str, Any] = json.loads((RESULTS / name).read_text())
+    return found
+
+
+def machine(result: dict[str, Any]) -> str:
+    """What a result was measured with."""
+    about = result["environment"]
+    return (
+        f"{about['card']}, torch {about['versions']['torch']}, {about['compiler']}, {about['date']}"
+    )
+
+
+def readme(dense: dict[str, Any], real: dict[str, Any]) -> str:
+    """The README's table: small batches beside cuBLAS and the floor, and real weights."""
+    lines = [
+        f"int4_g128 x bf16 on one {machine(dense)}: µs a call, in CUDA graphs over weights that do",
+        "not fit in L2; how many times faster than cuBLAS bf16 in the same run; and the time that a",
+        "kernel takes which only reads the same bytes (with dependent launch, as ours).",
+        "",
+        "| N x K | " + " | ".join(f"M = {m}" for m in README_TOKENS) + " | reading alone |",
+        "|---|" + "---|" * (len(README_TOKENS) + 1),
+    ]
+    rows = {(r["n"], r["k"], r["m"]): r for r in dense["dense"]}
+    for n, k in README_SHAPES:
+        cells = [
+            f"{rows[n, k, m]['us']:.1f} ({rows[n, k, m]['over_cublas']:.2f}x)"
+            for m in README_TOKENS
+        ]
+        floor = rows[n, k, README_TOKENS[0]]["floor_dependent_us"]
+        lines.append(f"| {n} x {k} | " + " | ".join(cells) + f" | {floor:.1f} |")
+    worst = max(row["error"] for row in real["real_weights"] if row["activation"] == "bfloat16")
+    models = {row["model"]: row["matrices"] for row in real["real_weights"]}
+    told = " and ".join(f"{count} matrices of {model}" for model, count in models.items())
+    lines += [
+        "",
+        f"Real weights: {told} in {len({r['format'] for r in real['real_weights']})} 4-bit formats, "
+        "each through",
+        f"`QuantLinear` in bf16: largest relative error of a product {worst:.1e} against float64, of",
+        "which bf16 output alone accounts for up to 2.0e-03; no value outside its bound.",
+    ]
+    return "\n".join(lines)
+
+
+def page(dense: dict[str, Any], real: dict[str, Any]) -> str:
+    """The whole of what was measured."""
+    lines = [f"## Dense products\n\n{machine(dense)}.", "", *dense_table(dense["dense"])]
+    host, packing = dense["host"], dense["packing"]
+    lines += [
+        "",
+        "## Beside the products",
+        "",
+        f"- Packing {packing['n']} x {packing['k']} {packing['format']}: {packing['ms']:.1f} ms.",
+        f"- Host time of an eager call at M = 1, {host['n']} x {host['k']}: `QuantLinear` "
+        f"{host['quant_linear_us']:.1f} µs, `torch.nn.Linear` {host['torch_linear_us']:.1f} µs.",
+        "- Compiling a kernel, without a cache:",
+        "",
+        "| M | tile | seconds |",
+        "|---|---|---|",
+    ]
+    for kernel in dense["compile"]:
+        low, high = kernel["m_range"]
+        lines.append(f"| {low} to {high or '...'} | {kernel['tile']} | {kernel['seconds']:.2f} |")
+    lines += [
+        "",
+        f"## Real weights\n\n{machine(real)}. Relative errors are of the largest of all products;",
+        "the bound is what the types imply; the last column is what quantizing cost the weights.",
+        "",
+        "| model | format | activations | matrices | error | bound | values over the bound | weights |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in real["real_weights"]:
+        lines.append(
+            f"| {row['model']} | {row['format']} | {row['activation']} | {row['matrices']} "
+            f"| {row['error']:.2e} | {row['bound']:.2e} | {row['over_bound']} "
+            f"| {row['weight_error']:.3f} |"
+        )
+    return "\n".join(lines)
+
+
+def dense_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Every row of the grid."""
+    lines = [
+        "| N x K | format | M | µs | cuBLAS µs | times faster | reading alone µs "
+        "| the same, dependent launch | error | tile |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['n']} x {row['k']} | {row['format']} | {row['m']} | {row['us']:.2f} "
+            f"| {row['cublas_us']:.2f} | {row['over_cublas']:.2f} | {row['floor_us']:.2f} "
+            f"| {row['floor_dependent_us']:.2f} | {row['relative_error']:.1e} | {row['tile']} |"
+        )
+    return lines
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
