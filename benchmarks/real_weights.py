@@ -12,6 +12,7 @@ error of the quantization itself beside both. `uint4_g32_fzp` holds the very cod
 import argparse
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def run_layer(dense: torch.Tensor, weight: humming.QuantizedWeight) -> Iterator[
         for m in TOKENS:
             x = torch.randn(m, k, device="cuda").to(getattr(torch, activation))
             exact = reference.matmul(x, weight)
-            plan = humming.plan(problem, m=m)
+            plan = planned(problem, m)
             bound = reference.error_bound(
                 problem,
                 x,
@@ -126,6 +127,12 @@ def run_layer(dense: torch.Tensor, weight: humming.QuantizedWeight) -> Iterator[
             "over_bound": over,
             "weight_error": weight_error,
         }
+
+
+@cache
+def planned(problem: GemmProblem, m: int) -> humming.KernelPlan:
+    """The plan that a layer of this kind runs."""
+    return humming.plan(problem, m=m)
 
 
 def summarize(model: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -53,9 +53,9 @@ def machine(result: dict[str, Any]) -> str:
 def readme(dense: dict[str, Any], real: dict[str, Any]) -> str:
     """The README's table: small batches beside cuBLAS and the floor, and real weights."""
     lines = [
-        f"int4_g128 x bf16 on one {machine(dense)}: µs a call, in CUDA graphs over weights that do",
-        "not fit in L2; how many times faster than cuBLAS bf16 in the same run; and the time that a",
-        "kernel takes which only reads the same bytes (with dependent launch, as ours).",
+        f"int4_g128 x bf16 on one {machine(dense)}: µs a call, in CUDA graphs over",
+        "weights that do not fit in L2; how many times faster than cuBLAS bf16 in the same run;",
+        "and the time of a kernel that only reads the same bytes (with dependent launch, as ours).",
         "",
         "| N x K | " + " | ".join(f"M = {m}" for m in README_TOKENS) + " | reading alone |",
         "|---|" + "---|" * (len(README_TOKENS) + 1),
@@ -70,13 +70,15 @@ def readme(dense: dict[str, Any], real: dict[str, Any]) -> str:
         lines.append(f"| {n} x {k} | " + " | ".join(cells) + f" | {floor:.1f} |")
     worst = max(row["error"] for row in real["real_weights"] if row["activation"] == "bfloat16")
     models = {row["model"]: row["matrices"] for row in real["real_weights"]}
+    formats = len({row["format"] for row in real["real_weights"]})
+    outside = sum(row["over_bound"] for row in real["real_weights"]) or "no"
     told = " and ".join(f"{count} matrices of {model}" for model, count in models.items())
     lines += [
         "",
-        f"Real weights: {told} in {len({r['format'] for r in real['real_weights']})} 4-bit formats, "
-        "each through",
-        f"`QuantLinear` in bf16: largest relative error of a product {worst:.1e} against float64, of",
-        "which bf16 output alone accounts for up to 2.0e-03; no value outside its bound.",
+        f"Real weights: {told}",
+        f"in {formats} 4-bit formats, each through `QuantLinear` in bf16: the largest relative error",
+        f"of a product against float64 is {worst:.1e}, where rounding the output to bf16 alone may",
+        f"cost 2.0e-03; {outside} values lie outside the bound that the types imply.",
     ]
     return "\n".join(lines)
 
@@ -105,7 +107,7 @@ def page(dense: dict[str, Any], real: dict[str, Any]) -> str:
         f"## Real weights\n\n{machine(real)}. Relative errors are of the largest of all products;",
         "the bound is what the types imply; the last column is what quantizing cost the weights.",
         "",
-        "| model | format | activations | matrices | error | bound | values over the bound | weights |",
+        "| model | format | activations | matrices | error | bound | values over it | weights |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in real["real_weights"]:
