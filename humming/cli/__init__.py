@@ -15,9 +15,9 @@ from humming import __version__
 from humming.cli.compile import compile_kernels
 from humming.cli.devices import list_devices, show_capabilities
 from humming.cli.doctor import examine
-from humming.cli.exits import DEFECT, SUCCESS, status_of
+from humming.cli.exits import DEFECT, ENVIRONMENT, SUCCESS, status_of
 from humming.cli.explain import explain
-from humming.cli.output import print_error, to_json
+from humming.cli.output import to_json
 from humming.cli.run import run
 from humming.errors import HummingError, UnsupportedError
 
@@ -71,18 +71,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else SUCCESS
     except HummingError as error:
-        if "--json" in words:
-            sys.stdout.write(to_json({"error": _described(error)}) + "\n")
-        print_error(error)
-        return status_of(error)
+        return _failed(error, str(error), status_of(error), words)
+    except ImportError as error:
+        # A package that humming needs is missing or broken; one of humming's own is a defect.
+        if (error.name or "humming").split(".")[0] == "humming":
+            traceback.print_exc()
+            return DEFECT
+        told = f"{error}. `humming doctor` says what is missing."
+        return _failed(error, told, ENVIRONMENT, words)
     except Exception:
         traceback.print_exc()
         return DEFECT
     return SUCCESS
 
 
-def _described(error: HummingError) -> dict[str, str]:
-    described = {"type": type(error).__name__, "message": str(error)}
+def _failed(error: Exception, told: str, status: int, words: Sequence[str]) -> int:
+    """Say on stderr, and as JSON where that is wanted, why a command failed."""
+    described = {"type": type(error).__name__, "message": told}
     if isinstance(error, UnsupportedError):
         described |= {"asked": error.asked, "why": error.why, "possible": error.possible}
-    return described
+    if "--json" in words:
+        sys.stdout.write(to_json({"error": described}) + "\n")
+    sys.stderr.write(f"error: {told}\n")
+    return status

@@ -25,7 +25,7 @@ OK, NOTE, FAULT = "ok", "note", "fault"
 """Works; works, with something to know; does not work."""
 
 _OLDEST_PYTHON = (3, 10)
-_PACKAGES = ("numpy", "torch", "pluggy", "PyYAML", "safetensors", "cuda-bindings", "rich", "typer")
+_PACKAGES = ("numpy", "pluggy", "PyYAML", "safetensors", "cuda-bindings", "rich", "typer")
 _PROBE = 'extern "C" __global__ void probe() {}'
 
 
@@ -93,8 +93,12 @@ def _packages() -> Iterator[Finding]:
 
 
 def _torch() -> Iterator[Finding]:
-    import torch
-
+    try:
+        import torch
+    except ImportError as error:
+        advice = "pip install torch; without it plans and kernels are made, but nothing is run."
+        yield Finding("torch", FAULT, f"torch cannot be imported: {error}", advice)
+        return
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU only"
     found = f"torch {torch.__version__}, built for {built}"
     if torch.cuda.is_available():

@@ -84,11 +84,6 @@ def print_table(
     target.print(table, soft_wrap=False)
 
 
-def print_error(error: BaseException) -> None:
-    """Print an error's text on stderr, without a traceback."""
-    sys.stderr.write(f"error: {error}\n")
-
-
 def to_json(payload: Mapping[str, Any]) -> str:
     """A payload as JSON; numbers that JSON does not know (nan, inf) become null."""
     return json.dumps(_finite(payload), indent=2, allow_nan=False, default=str)

@@ -1,6 +1,7 @@
 """`humming compile` and `humming doctor`."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,14 @@ def test_doctor_reports_a_broken_plugin_and_goes_on(
     faults = [finding for finding in told["findings"] if finding["state"] == "fault"]
     assert [fault["found"] for fault in faults] == ["acme: no module x"]
     assert "acme 1.0" in faults[0]["advice"]
+
+
+def test_doctor_reports_a_missing_torch(humming: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    told = humming.json("doctor", status=3)
+    (fault,) = [finding for finding in told["findings"] if finding["state"] == "fault"]
+    assert fault["subject"] == "torch"
+    assert "pip install torch" in fault["advice"]
 
 
 def test_doctor_survives_an_examination_that_breaks(
