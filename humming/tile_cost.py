@@ -1,9 +1,9 @@
 """What a tile costs: the time of the busiest SM, from what its CTAs copy, issue and multiply.
 
-The model ranks the tiles of the warp-level mainloop. Its constants were fitted to 4300 timings of
-int4_g128 x bfloat16 kernels on an H200 (eleven shapes, 1 to 1024 tokens, `benchmarks/README.md`
-says how): the tile that it picks is on average 2.6 % slower than the fastest one timed, and its
-times are right within 10 %. Rates of other devices come from their rows.
+The model ranks the tiles of the warp-level mainloop. Its constants were fitted to 5100 timings of
+int4_g128 x bfloat16 kernels on an H200 (eight shapes, 1 to 1024 tokens; docs/benchmarks.md says
+how): the tile that it picks is on average 3 % slower than the fastest one timed, and its times are
+right within 10 %. Rates of other devices come from their rows.
 """
 
 from dataclasses import dataclass
