@@ -25,6 +25,7 @@ def humming_runtime(device: DeviceCapabilities) -> Runtime | None:
     if not device.name.startswith(PREFIX):
         return None
     # Imported late: it needs NumPy, and decodes every instruction.
+    from .launch_shape import Options
     from .runtime import SimulatorRuntime
 
-    return SimulatorRuntime()
+    return SimulatorRuntime(Options(device=device))

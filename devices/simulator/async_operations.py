@@ -42,10 +42,9 @@ class Completions:
         """Ends the oldest operation; False if there is none."""
         return self._run(0)
 
-    def run_some(self, rng: np.random.Generator) -> None:
-        """Ends a random operation, if there is one."""
-        if self._waiting:
-            self._run(int(rng.integers(len(self._waiting))))
+    def run(self, rng: np.random.Generator | None = None) -> None:
+        """Ends the oldest operation, or a random one, if there is any."""
+        self._run(int(rng.integers(len(self._waiting))) if rng and self._waiting else 0)
 
     def _run(self, place: int) -> bool:
         if not self._waiting:

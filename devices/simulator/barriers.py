@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .decoder import STOP, Target
+from .decoder import STOP
 from .errors import BarrierError
 from .groups import Array, Group, Lanes
 from .memory import fault
+from .operands import Target
 
 if TYPE_CHECKING:
     from .machine import Machine
 
 BARRIERS = 16
+MOST_BYTES = (1 << 20) - 1
+"""The number of bytes that an mbarrier lacks is at most this, and at least minus this."""
 
 
 @dataclass(slots=True)
@@ -245,7 +248,12 @@ class MemoryBarriers:
     def expect(self, group: Group, offsets: Array, sizes: Array) -> None:
         """`expect_tx`: the current phase needs so many more bytes, from each thread."""
         for offset, size, lanes in self._each(group, offsets, sizes):
-            self._get(group, offset, lanes).bytes += size * int(lanes.sum())
+            found = self._get(group, offset, lanes)
+            found.bytes += size * int(lanes.sum())
+            if abs(found.bytes) > MOST_BYTES:
+                told = f"an mbarrier cannot count {found.bytes} bytes, {MOST_BYTES} is the most"
+                raise fault(BarrierError, told, group, lanes)
+            self._complete(offset, found)
 
     def arrive(self, group: Group, offsets: Array, counts: Any, *, drop: bool = False) -> Array:
         """Counts arrivals; returns the states of the phases before them, uint64 [n, 32]."""
@@ -271,16 +279,32 @@ class MemoryBarriers:
             self._machine.progress += 1
         return states
 
-    def complete_bytes(self, offset: int, size: int) -> None:
+    def phase(self, offset: int) -> int | None:
+        """Number of the current phase of the object at an offset; None if there is none."""
+        found = self._objects.get(offset)
+        return None if found is None else found.phase
+
+    def complete_bytes(self, offset: int, size: int, clock: Array | None = None) -> None:
         """`complete_tx`: bytes have arrived; for asynchronous operations.
 
+        Args:
+            offset: of the object.
+            size: number of bytes.
+            clock: what those who wait for the phase learn, for the race detector.
+
         Raises:
-            BarrierError: there is no object at this offset.
+            BarrierError: there is no object at this offset, or it expects less.
         """
         found = self._objects.get(offset)
         if found is None:
             raise BarrierError("an asynchronous operation completes on memory that is no mbarrier")
         found.bytes -= size
+        if found.bytes < -MOST_BYTES or (found.bytes < 0 and not found.pending):
+            raise BarrierError(
+                f"{size} bytes complete at an mbarrier, {-found.bytes} more than it expects"
+            )
+        if clock is not None:
+            found.clock = clock if found.clock is None else np.maximum(found.clock, clock)
         self._machine.progress += 1
         self._complete(offset, found)
 

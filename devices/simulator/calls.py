@@ -1,4 +1,4 @@
-"""Calls of device functions: parameters are copied, and each thread remembers where it came from."""
+"""Calls of device functions: parameters are copied, and threads remember where they came from."""
 
 from typing import TYPE_CHECKING
 

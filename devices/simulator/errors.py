@@ -98,5 +98,13 @@ class TrapError(SimulationError):
     """The kernel executed `trap` or a failing assertion."""
 
 
+class TensorMemoryError(SimulationError):
+    """Tensor memory is used that is not allocated, or allocated against its rules."""
+
+
+class IllegalInstructionError(SimulationError):
+    """An encoding that the simulated device does not execute."""
+
+
 class UndefinedBehaviorError(SimulationError):
     """Operands for which the PTX ISA defines no result."""

@@ -4,10 +4,10 @@ It takes all that NVRTC writes. Names are resolved here, through the nested scop
 assembly and call sequences make, so that every register, variable and label is unique afterwards.
 """
 
-from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from dataclasses import replace
 
-from .errors import PtxSyntaxError, Where
+from .ptx_cursor import CONSTANTS, Cursor
+from .ptx_names import Scope, resolved
 from .ptx_syntax import (
     TYPE_BITS,
     Address,
@@ -23,18 +23,16 @@ from .ptx_syntax import (
     Pair,
     Register,
     Sink,
-    Special,
     Symbol,
     Variable,
     Vector,
 )
-from .ptx_tokens import BINARY, Token, number_of, tokens_of
+from .ptx_tokens import number_of
 
 _SPACES = {".global", ".const", ".shared", ".local", ".param"}
 _LINKAGE = {".visible", ".extern", ".weak", ".common"}
 _LINE_DIRECTIVES = {".file", ".loc"}
 _SKIPPED_FUNCTION_DIRECTIVES = {".noreturn", ".abi_preserve", ".abi_preserve_control", ".unified"}
-_CONSTANTS = {"WARP_SZ": 32}
 
 
 def parse(text: str) -> Module:
@@ -46,258 +44,152 @@ def parse(text: str) -> Module:
     return _Parser(text).module()
 
 
-@dataclass(slots=True)
-class _Scope:
-    """Names that are visible in a `{ }` block; inner blocks hide those of outer ones."""
-
-    outer: "_Scope | None" = None
-    suffix: str = ""
-    names: dict[str, Register | Variable | Label | Vector] = field(default_factory=dict)
-
-    def find(self, name: str) -> "Register | Variable | Label | Vector | None":
-        scope: _Scope | None = self
-        while scope is not None:
-            if name in scope.names:
-                return scope.names[name]
-            scope = scope.outer
-        return None
-
-
-class _Parser:
+class _Parser(Cursor):
     def __init__(self, text: str) -> None:
-        self._tokens = tokens_of(text)
-        self._at = 0
-        self._module = Module(lines=text.splitlines())
+        super().__init__(text)
+        self._module = Module(lines=self.lines)
         self._function = Function("", False)
         self._scopes = 0
-        self._pending: list[tuple[Instruction, _Scope]] = []
-
-    # -- tokens ---------------------------------------------------------------------------------
-
-    @property
-    def _next(self) -> Token:
-        return self._tokens[self._at]
-
-    def _take(self, text: str | None = None) -> Token:
-        token = self._tokens[self._at]
-        if token.kind == "end":
-            self._refuse("the text ends in the middle of something", token)
-        if text is not None and token.text != text:
-            self._refuse(f"expected {text!r}, found {token.text!r}", token)
-        self._at += 1
-        return token
-
-    def _accept(self, *texts: str) -> Token | None:
-        if self._next.text in texts and self._next.kind != "string":
-            return self._take()
-        return None
-
-    def _word(self) -> str:
-        token = self._take()
-        if token.kind != "word":
-            self._refuse(f"expected a name, found {token.text!r}", token)
-        return token.text
-
-    def _refuse(self, what: str, token: Token | None = None) -> NoReturn:
-        line = (token or self._next).line
-        text = self._module.lines[line - 1].strip() if line <= len(self._module.lines) else ""
-        raise PtxSyntaxError(what, Where(line, text, listing=self._module.listing(line)))
-
-    def _skip_line(self) -> None:
-        line = self._next.line
-        while self._next.line == line and self._next.kind != "end":
-            self._at += 1
-
-    def _skip_to(self, text: str) -> None:
-        while self._take().text != text:
-            pass
-
-    def _skip_block(self) -> None:
-        self._skip_to("{")
-        depth = 1
-        while depth:
-            depth += {"{": 1, "}": -1}.get(self._take().text, 0)
+        self._pending: list[tuple[Instruction, Scope]] = []
 
     # -- module ---------------------------------------------------------------------------------
 
     def module(self) -> Module:
-        while self._next.kind != "end":
+        while self.next.kind != "end":
             self._module_statement()
         return self._module
 
     def _module_statement(self) -> None:
-        name = self._next.text
+        name = self.next.text
         if name == ".version":
-            self._take()
-            major, _, minor = self._take().text.partition(".")
+            self.take()
+            major, _, minor = self.take().text.partition(".")
             self._module.version = (int(major), int(minor or 0))
         elif name == ".target":
-            self._take()
-            self._module.target = self._word()
-            while self._accept(","):
-                self._take()
+            self.take()
+            self._module.target = self.word()
+            while self.accept(","):
+                self.take()
         elif name == ".address_size":
-            self._take()
-            self._module.address_bits = int(self._take().text)
+            self.take()
+            self._module.address_bits = int(self.take().text)
         elif name in _LINE_DIRECTIVES:
-            self._skip_line()
+            self.skip_line()
         elif name == ".section":
-            self._skip_block()
+            self.skip_block()
         elif name in (".pragma", ".alias"):
-            self._skip_to(";")
+            self.skip_to(";")
         else:
             self._declaration()
 
     def _declaration(self) -> None:
         linkage = set()
-        while token := self._accept(*_LINKAGE):
+        while token := self.accept(*_LINKAGE):
             linkage.add(token.text)
-        if self._next.text in (".entry", ".func"):
-            self._function_declaration(self._take().text == ".entry")
-        elif self._next.text in _SPACES:
+        if self.next.text in (".entry", ".func"):
+            self._function_declaration(self.take().text == ".entry")
+        elif self.next.text in _SPACES:
             for variable in self._variables(".extern" in linkage):
                 self._module.variables[variable.name] = variable
         else:
-            self._refuse(f"{self._next.text!r} starts no statement of a module")
+            self.refuse(f"{self.next.text!r} starts no statement of a module")
 
     # -- variables ------------------------------------------------------------------------------
 
     def _variables(self, extern: bool = False) -> list[Variable]:
         """The variables of one declaration, up to its semicolon."""
-        space = self._take().text[1:]
+        space = self.take().text[1:]
         align, kind, count = self._type()
         found = [self._declarator(space, align, kind, count, extern)]
-        while self._accept(","):
+        while self.accept(","):
             found.append(self._declarator(space, align, kind, count, extern))
-        self._take(";")
+        self.take(";")
         return found
 
     def _type(self) -> tuple[int, str, int]:
         """Alignment, element type and elements of a vector type, of a declaration."""
         align, kind, count = 0, "", 1
-        while self._next.kind == "directive":
-            token = self._take()
+        while self.next.kind == "directive":
+            token = self.take()
             name = token.text[1:]
             if name == "align":
-                align = int(self._take().text)
+                align = int(self.take().text)
             elif name in ("v2", "v4", "v8"):
                 count = int(name[1:])
             elif name == "attribute":
-                self._skip_to(")")
+                self.skip_to(")")
             elif name == "ptr" or f".{name}" in _SPACES:
                 pass  # what a pointer parameter points to
             elif name in TYPE_BITS and not kind:
                 kind = name
             else:
-                self._refuse(f"{token.text} is no part of a declaration", token)
+                self.refuse(f"{token.text} is no part of a declaration", token)
         if not kind:
-            self._refuse("a declaration without a type")
+            self.refuse("a declaration without a type")
         return align or max(1, TYPE_BITS[kind] // 8) * count, kind, count
 
     def _declarator(self, space: str, align: int, kind: str, count: int, extern: bool) -> Variable:
-        name = self._word()
+        name = self.word()
         element = max(1, TYPE_BITS[kind] // 8)
         size: int | None = element * count
-        while self._accept("["):
-            if self._accept("]"):
+        while self.accept("["):
+            if self.accept("]"):
                 size = None
                 continue
-            extent = self._expression()
+            extent = self.expression()
             size = None if size is None else size * extent
-            self._take("]")
+            self.take("]")
         values: tuple[int | Symbol, ...] = ()
-        if self._accept("="):
+        if self.accept("="):
             values = tuple(self._initializer())
             if size is None:
                 size = element * len(values)
         return Variable(name, space, kind, align, size, values, extern)
 
     def _initializer(self) -> list[int | Symbol]:
-        if not self._accept("{"):
+        if not self.accept("{"):
             return [self._initial_value()]
         found: list[int | Symbol] = []
-        while not self._accept("}"):
+        while not self.accept("}"):
             found += self._initializer()
-            self._accept(",")
+            self.accept(",")
         return found
 
     def _initial_value(self) -> int | Symbol:
-        if self._accept("generic"):
-            self._take("(")
+        if self.accept("generic"):
+            self.take("(")
             value = self._initial_value()
-            self._take(")")
-            return value
-        if self._next.kind == "word" and self._next.text not in _CONSTANTS:
-            name = self._word()
-            return Symbol(name, self._offset())
-        if self._next.kind == "number":
-            value_of = number_of(self._next.text)
+            self.take(")")
+            offset = self.offset()
+            if isinstance(value, Symbol):
+                return replace(value, offset=value.offset + offset)
+            return value + offset
+        if self.next.kind == "word" and self.next.text not in CONSTANTS:
+            name = self.word()
+            return Symbol(name, self.offset())
+        if self.next.kind == "number":
+            value_of = number_of(self.next.text)
             if isinstance(value_of, FloatBits):
-                self._take()
+                self.take()
                 return value_of.bits
-        return self._expression()
-
-    def _offset(self) -> int:
-        total = 0
-        while sign := self._accept("+", "-"):
-            value = self._expression(9)
-            total += value if sign.text == "+" else -value
-        return total
-
-    def _expression(self, least: int = 0) -> int:
-        """The value of a constant expression (PTX ISA 4.5.4)."""
-        value = self._unary()
-        while (found := BINARY.get(self._next.text)) and found[0] > least:
-            self._take()
-            value = int(found[1](value, self._expression(found[0])))
-        if least == 0 and self._accept("?"):
-            chosen = self._expression()
-            self._take(":")
-            other = self._expression()
-            return chosen if value else other
-        return value
-
-    def _unary(self) -> int:
-        token = self._take()
-        if token.text == "-":
-            return -self._unary()
-        if token.text == "+":
-            return self._unary()
-        if token.text == "~":
-            return ~self._unary()
-        if token.text == "!":
-            return int(not self._unary())
-        if token.text == "(":
-            if self._accept(".s64", ".u64"):
-                self._take(")")
-                return self._unary()
-            value = self._expression()
-            self._take(")")
-            return value
-        if token.text in _CONSTANTS:
-            return _CONSTANTS[token.text]
-        if token.kind == "number":
-            number = number_of(token.text)
-            if isinstance(number, Integer):
-                return number.value
-        self._refuse(f"expected an integer constant, found {token.text!r}", token)
+        return self.expression()
 
     # -- functions ------------------------------------------------------------------------------
 
     def _function_declaration(self, is_entry: bool) -> None:
         results: tuple[Variable, ...] = ()
-        line = self._next.line
-        if self._next.kind == "directive":  # .func .attribute(...)
-            self._skip_to(")")
-        if not is_entry and self._next.text == "(":
+        line = self.next.line
+        if self.next.kind == "directive":  # .func .attribute(...)
+            self.skip_to(")")
+        if not is_entry and self.next.text == "(":
             results = self._params()
-        name = self._word()
-        params = self._params() if self._next.text == "(" else ()
+        name = self.word()
+        params = self._params() if self.next.text == "(" else ()
         function = Function(name, is_entry, params, results, line=line)
-        while self._next.kind == "directive":
+        while self.next.kind == "directive":
             self._limit(function)
         known = self._module.functions.get(name)
-        if self._accept(";"):
+        if self.accept(";"):
             if known is None:
                 self._module.functions[name] = function
             return
@@ -306,25 +198,25 @@ class _Parser:
         self._body(function)
 
     def _params(self) -> tuple[Variable, ...]:
-        self._take("(")
+        self.take("(")
         found: list[Variable] = []
-        while not self._accept(")"):
-            space = self._take(".param" if self._next.text != ".reg" else ".reg").text[1:]
+        while not self.accept(")"):
+            space = self.take(".param" if self.next.text != ".reg" else ".reg").text[1:]
             if space == "reg":
-                self._refuse("functions with parameters in registers are not supported")
+                self.refuse("functions with parameters in registers are not supported")
             align, kind, count = self._type()
             found.append(self._declarator("param", align, kind, count, False))
-            self._accept(",")
+            self.accept(",")
         return tuple(found)
 
     def _limit(self, function: Function) -> None:
-        token = self._take()
+        token = self.take()
         name = token.text[1:]
         if token.text in _SKIPPED_FUNCTION_DIRECTIVES:
-            while self._next.kind == "number":
-                self._take()
+            while self.next.kind == "number":
+                self.take()
         elif name == "pragma":
-            self._skip_to(";")
+            self.skip_to(";")
         elif name in (
             "maxntid",
             "reqntid",
@@ -337,131 +229,131 @@ class _Parser:
             "blocksareclusters",
         ):
             values = []
-            while self._next.kind == "number":
-                values.append(int(self._take().text))
-                self._accept(",")
+            while self.next.kind == "number":
+                values.append(int(self.take().text))
+                self.accept(",")
             function.limits[name] = tuple(values)
         else:
-            self._refuse(f"{token.text} is no directive of a function that is known", token)
+            self.refuse(f"{token.text} is no directive of a function that is known", token)
 
     def _body(self, function: Function) -> None:
         self._function, self._pending, self._scopes = function, [], 0
-        scope = _Scope()
+        scope = Scope()
         for variable in (*function.params, *function.results):
             self._declare(scope, variable)
-        self._take("{")
+        self.take("{")
         self._block(scope)
-        function.body = [self._resolved(instruction, scope) for instruction, scope in self._pending]
+        function.body = [resolved(inst, names, self._module) for inst, names in self._pending]
 
-    def _block(self, scope: _Scope) -> None:
+    def _block(self, scope: Scope) -> None:
         """Statements up to the closing brace."""
-        while not self._accept("}"):
+        while not self.accept("}"):
             self._statement(scope)
 
-    def _statement(self, scope: _Scope) -> None:
-        token = self._next
+    def _statement(self, scope: Scope) -> None:
+        token = self.next
         if token.text == "{":
-            self._take()
+            self.take()
             self._scopes += 1
-            self._block(_Scope(scope, f"#{self._scopes}"))
+            self._block(Scope(scope, f"#{self._scopes}"))
         elif token.text == ".reg":
             self._registers(scope)
         elif token.text in _SPACES:
             for variable in self._variables():
                 self._declare(scope, variable)
         elif token.text in _LINE_DIRECTIVES:
-            self._skip_line()
+            self.skip_line()
         elif token.text == ".pragma":
-            self._skip_to(";")
+            self.skip_to(";")
         elif token.text in (".extern", ".visible"):
-            self._take()
+            self.take()
         elif token.text == ".section":
-            self._skip_block()
+            self.skip_block()
         elif token.text == ";":
-            self._take()
-        elif token.kind == "word" and self._tokens[self._at + 1].text == ":":
+            self.take()
+        elif token.kind == "word" and self.tokens[self.at + 1].text == ":":
             self._label(scope)
         elif token.kind == "word" or token.text == "@":
             self._instruction(scope)
         else:
-            self._refuse(f"{token.text!r} starts no statement of a function")
+            self.refuse(f"{token.text!r} starts no statement of a function")
 
-    def _declare(self, scope: _Scope, variable: Variable) -> None:
+    def _declare(self, scope: Scope, variable: Variable) -> None:
         unique = replace(variable, name=variable.name + scope.suffix)
         if unique.name in self._function.variables:
             unique = replace(unique, name=f"{unique.name}#{len(self._function.variables)}")
         scope.names[variable.name] = unique
         self._function.variables[unique.name] = unique
 
-    def _registers(self, scope: _Scope) -> None:
-        self._take(".reg")
+    def _registers(self, scope: Scope) -> None:
+        self.take(".reg")
         _, kind, count = self._type()
         if count != 1:
-            self._refuse("registers of vector types are not supported")
+            self.refuse("registers of vector types are not supported")
         while True:
-            name = self._word()
+            name = self.word()
             names = [name]
-            if self._accept("<"):
-                names = [f"{name}{number}" for number in range(self._expression(7))]
-                self._take(">")
+            if self.accept("<"):
+                names = [f"{name}{number}" for number in range(self.expression(7))]
+                self.take(">")
             for each in names:
                 register = Register(each + scope.suffix, kind)
                 scope.names[each] = register
                 self._function.registers[register.name] = register
-            if not self._accept(","):
+            if not self.accept(","):
                 break
-        self._take(";")
+        self.take(";")
 
-    def _label(self, scope: _Scope) -> None:
-        token = self._take()
-        self._take(":")
-        if self._accept(".branchtargets"):
-            names = [Symbol(self._word())]
-            while self._accept(","):
-                names.append(Symbol(self._word()))
-            self._take(";")
+    def _label(self, scope: Scope) -> None:
+        token = self.take()
+        self.take(":")
+        if self.accept(".branchtargets"):
+            names = [Symbol(self.word())]
+            while self.accept(","):
+                names.append(Symbol(self.word()))
+            self.take(";")
             scope.names[token.text] = Vector(tuple(names))
-        elif self._next.text in (".callprototype", ".calltargets"):
-            self._skip_to(";")
+        elif self.next.text in (".callprototype", ".calltargets"):
+            self.skip_to(";")
         else:
             if isinstance(scope.names.get(token.text), Label):
-                self._refuse(f"the label {token.text} is defined twice", token)
+                self.refuse(f"the label {token.text} is defined twice", token)
             index = len(self._pending)
             scope.names[token.text] = Label(token.text + scope.suffix, index)
             self._function.labels.setdefault(index, []).append(token.text)
 
     # -- instructions ---------------------------------------------------------------------------
 
-    def _instruction(self, scope: _Scope) -> None:
-        line = self._next.line
+    def _instruction(self, scope: Scope) -> None:
+        line = self.next.line
         guard = None
-        if self._accept("@"):
-            negated = self._accept("!") is not None
-            name = self._word()
+        if self.accept("@"):
+            negated = self.accept("!") is not None
+            name = self.word()
             register = scope.find(name)
             if not isinstance(register, Register) or register.type != "pred":
-                self._refuse(f"the guard {name} is no predicate register")
+                self.refuse(f"the guard {name} is no predicate register")
             guard = Guard(register, negated)
-        opcode = self._word()
-        while self._next.kind == "directive":  # `mma.sync .aligned`: blanks between modifiers
-            opcode += self._take().text
+        opcode = self.word()
+        while self.next.kind == "directive":  # `mma.sync .aligned`: blanks between modifiers
+            opcode += self.take().text
         operands: list[Operand] = []
-        while not self._accept(";"):
+        while not self.accept(";"):
             operands.append(self._operand(opcode.startswith("call")))
-            if self._next.text != ";":
-                self._take(",")
+            if self.next.text != ";":
+                self.take(",")
         text = self._module.lines[line - 1].strip()
         instruction = Instruction(opcode, tuple(operands), guard, line, text)
         self._pending.append((instruction, scope))
 
     def _operand(self, in_call: bool = False) -> Operand:
         first = self._single(in_call)
-        if self._accept("|"):
+        if self.accept("|"):
             return Pair(first, self._single(in_call))
         return first
 
     def _single(self, in_call: bool) -> Operand:
-        token = self._next
+        token = self.next
         if token.text == "[":
             return self._address()
         if token.text == "{":
@@ -469,102 +361,46 @@ class _Parser:
         if token.text == "(" and in_call:
             return self._list("(", ")")
         if token.text == "_":
-            self._take()
+            self.take()
             return Sink()
-        if token.text == "!" and self._tokens[self._at + 1].kind == "word":
-            self._take()
+        if token.text == "!" and self.tokens[self.at + 1].kind == "word":
+            self.take()
             return Not(self._named())
-        if token.kind == "word" and token.text not in _CONSTANTS:
+        if token.kind == "word" and token.text not in CONSTANTS:
             return self._named()
         return self._constant()
 
     def _named(self) -> Operand:
-        name = self._word()
-        return Symbol(name, self._offset())
+        name = self.word()
+        return Symbol(name, self.offset())
 
     def _constant(self) -> Operand:
-        negative = self._next.text == "-" and self._tokens[self._at + 1]
-        token = negative or self._next
+        negative = self.next.text == "-" and self.tokens[self.at + 1]
+        token = negative or self.next
         if token.kind == "number" and isinstance(number := number_of(token.text), FloatBits):
-            self._at += 2 if negative else 1
+            self.at += 2 if negative else 1
             sign = 1 << (number.width - 1) if negative else 0
             return FloatBits(number.bits ^ sign, number.width)
-        return Integer(self._expression(3))  # `|` separates two results
+        return Integer(self.expression(3))  # `|` separates two results
 
     def _list(self, opening: str, closing: str) -> Vector:
-        self._take(opening)
+        self.take(opening)
         items: list[Operand] = []
-        while not self._accept(closing):
+        while not self.accept(closing):
             items.append(self._operand())
-            self._accept(",")
+            self.accept(",")
         return Vector(tuple(items))
 
     def _address(self) -> Address:
-        self._take("[")
+        self.take("[")
         base: Operand
-        if self._next.kind == "word" and self._next.text not in _CONSTANTS:
-            base = Symbol(self._word())
-            offset = self._offset()
+        if self.next.kind == "word" and self.next.text not in CONSTANTS:
+            base = Symbol(self.word())
+            offset = self.offset()
         else:
-            base, offset = Integer(0), self._expression()
+            base, offset = Integer(0), self.expression()
         extra: list[Operand] = []
-        while self._accept(","):
+        while self.accept(","):
             extra.append(self._operand())
-        self._take("]")
+        self.take("]")
         return Address(base, offset, tuple(extra))
-
-    # -- names ----------------------------------------------------------------------------------
-
-    def _resolved(self, instruction: Instruction, scope: _Scope) -> Instruction:
-        is_call = instruction.opcode.startswith("call")
-        operands = tuple(
-            self._resolve(operand, scope, instruction, is_call) for operand in instruction.operands
-        )
-        return replace(instruction, operands=operands)
-
-    def _resolve(
-        self, operand: Operand, scope: _Scope, instruction: Instruction, is_call: bool
-    ) -> Operand:
-        def again(inner: Operand) -> Operand:
-            return self._resolve(inner, scope, instruction, is_call)
-
-        if isinstance(operand, Symbol):
-            return self._meaning(operand, scope, instruction, is_call)
-        if isinstance(operand, Address):
-            base = again(operand.base)
-            offset = operand.offset
-            if isinstance(base, Symbol):  # a variable: one offset instead of two
-                base, offset = replace(base, offset=0), offset + base.offset
-            return Address(base, offset, tuple(again(item) for item in operand.extra))
-        if isinstance(operand, Vector):
-            return Vector(tuple(again(item) for item in operand.items))
-        if isinstance(operand, Pair):
-            return Pair(again(operand.first), again(operand.second))
-        if isinstance(operand, Not):
-            return Not(again(operand.operand))
-        return operand
-
-    def _meaning(
-        self, symbol: Symbol, scope: _Scope, instruction: Instruction, is_call: bool
-    ) -> Operand:
-        found = scope.find(symbol.name)
-        if isinstance(found, (Register, Label)) and symbol.offset == 0:
-            return found
-        if isinstance(found, Vector):  # the labels of a branch table
-            labels = [self._meaning(s, scope, instruction, False) for s in _symbols(found)]
-            return Vector(tuple(labels))
-        if isinstance(found, Variable):
-            return Symbol(found.name, symbol.offset)
-        if found is None and symbol.name.startswith("%"):
-            return Special(symbol.name)
-        known = self._module.variables, self._module.functions
-        if found is None and (is_call or any(symbol.name in names for names in known)):
-            return symbol
-        where = Where(
-            instruction.line, instruction.text, listing=self._module.listing(instruction.line)
-        )
-        raise PtxSyntaxError(f"the name {symbol.name!r} is not declared", where)
-
-
-def _symbols(table: Vector) -> list[Symbol]:
-    return [item for item in table.items if isinstance(item, Symbol)]

@@ -196,6 +196,16 @@ class Function:
     defined: bool = False
 
 
+def listing(lines: list[str], line: int, around: int = 3) -> str:
+    """The lines of a text around one, counted from 1, with their numbers, that one marked."""
+    first = max(1, line - around)
+    last = min(len(lines), line + around)
+    return "\n".join(
+        f"  {'>' if number == line else ' '} {number:5d} | {lines[number - 1].rstrip()}"
+        for number in range(first, last + 1)
+    )
+
+
 @dataclass(slots=True)
 class Module:
     """A PTX module.
@@ -217,9 +227,4 @@ class Module:
 
     def listing(self, line: int, around: int = 3) -> str:
         """The lines around one, with their numbers, that one marked."""
-        first = max(1, line - around)
-        last = min(len(self.lines), line + around)
-        return "\n".join(
-            f"  {'>' if number == line else ' '} {number:5d} | {self.lines[number - 1].rstrip()}"
-            for number in range(first, last + 1)
-        )
+        return listing(self.lines, line, around)

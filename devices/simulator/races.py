@@ -25,9 +25,14 @@ class RaceDetector:
 
     Bytes are tracked in pairs: two warps that write neighbouring single bytes would be taken for
     a race, which no kernel of ours does.
+
+    Args:
+        machine: whose warps these are.
+        readers: readers of memory beside the warps, whose counts follow those of the warps.
+        columns: other counts that clocks have beside these.
     """
 
-    def __init__(self, machine: "Machine") -> None:
+    def __init__(self, machine: "Machine", readers: int = 0, columns: int = 0) -> None:
         shape = machine.shape
         self._machine = machine
         self._width = shape.cluster_size * shape.cta_warps
@@ -35,11 +40,11 @@ class RaceDetector:
         self._cta = machine.row_cta
         self._cluster = np.arange(machine.warps) // self._width
         granules = len(machine.shared.memory.data) // GRANULE
-        self._clock: Array = np.zeros((machine.warps, self._width), np.int32)
+        self._stride = self._width + readers
+        self._clock: Array = np.zeros((machine.warps, self._stride + columns), np.int32)
         self._writer: Array = np.zeros(granules, np.int16)
         self._written: Array = np.zeros(granules, np.int32)
-        self._read: Array = np.zeros((granules, self._width), np.int32)
-        self._stride = self._width
+        self._read: Array = np.zeros((granules, self._stride), np.int32)
         self._own = (np.arange(machine.warps), self._actor)
         self.reset()
 
@@ -114,7 +119,7 @@ class RaceDetector:
     def _check_reads(
         self, group: Group, offsets: Array, total: int, rows: Array, places: Array
     ) -> None:
-        bad = self._read[places] > self._clock[rows]
+        bad = self._read[places] > self._clock[rows, : self._stride]
         bad[np.arange(len(rows)), self._actor[rows]] = False
         if bad.any():
             place, reader = (int(v) for v in np.argwhere(bad)[0])
@@ -127,8 +132,11 @@ class RaceDetector:
         lanes = np.zeros((len(group), 32), np.bool_)
         lanes[group.index == row] = True
         named = told.format(place=f"shared address {offset:#x}", own=machine.row_warp[row])
-        other_warp = other % machine.shape.cta_warps
-        raise fault(RaceError, f"warp {other_warp} {named}", group, lanes)
+        raise fault(RaceError, f"{self._name(other)} {named}", group, lanes)
+
+    def _name(self, actor: int) -> str:
+        """Who an actor is, for messages."""
+        return f"warp {actor % self._machine.shape.cta_warps}"
 
     # -- order ----------------------------------------------------------------------------------
 
@@ -146,6 +154,19 @@ class RaceDetector:
         together = self._clock[arrived].max(axis=0)
         self._clock[waiting] = np.maximum(self._clock[waiting], together)
         self._tick(np.unique(arrived))
+
+    def actor(self, row: int) -> int:
+        """Place of a warp in what others of its cluster know."""
+        return int(self._actor[row])
+
+    def now(self, row: int) -> int:
+        """The number of a warp's next release."""
+        return int(self._clock[row, self._actor[row]])
+
+    def known(self, row: int) -> Array:
+        """Up to which release a warp knows each one of its cluster."""
+        found: Array = self._clock[row].copy()
+        return found
 
     def release(self, rows: Array) -> Array:
         """What some warps know, for others to acquire; what they do next is not part of it."""

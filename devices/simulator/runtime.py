@@ -9,8 +9,9 @@ from humming.errors import HummingError
 from humming.hookspecs import Image
 
 from . import instructions  # noqa: F401  (registers the builders)
-from .machine import Dim, Machine, Options, Shape
-from .memory import Allocation, GlobalMemory
+from .global_memory import Allocation, GlobalMemory
+from .launch_shape import Dim, Options, Shape
+from .machine import Machine
 from .program import Program, link
 from .ptx_parser import parse
 from .ptx_syntax import TYPE_BITS, Symbol, Variable

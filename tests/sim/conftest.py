@@ -12,7 +12,7 @@ from humming.hookspecs import Image
 
 # Plugins are reached as a user's process reaches them, by the module of their entry point.
 runtime = importlib.import_module("humming.devices.simulator.runtime")
-machine = importlib.import_module("humming.devices.simulator.machine")
+launch_shape = importlib.import_module("humming.devices.simulator.launch_shape")
 
 _REGISTER = {1: "b16", 2: "b16", 4: "b32", 8: "b64"}
 
@@ -38,7 +38,7 @@ def launch(
     **options: Any,
 ) -> Any:
     """Runs the kernel `test` of a PTX text, whose parameters are addresses and 64-bit scalars."""
-    simulator = runtime.SimulatorRuntime(machine.Options(**options))
+    simulator = runtime.SimulatorRuntime(launch_shape.Options(**options))
     for name, array in buffers.items():
         simulator.register(array.ctypes.data, array.nbytes, name, undefined=name in undefined)
     kernel = simulator.load(Image("ptx", text.encode()), "test", smem_bytes)

@@ -11,9 +11,11 @@ import numpy as np
 from .. import numerics
 from ..decoder import Decoder, Step, instruction
 from ..errors import PoisonError
+from ..global_memory import GlobalMemory
 from ..groups import Array, Group
-from ..memory import SHARED_WINDOW, GlobalMemory, SharedMemory, fault, window_of
+from ..memory import SHARED_WINDOW, fault, window_of
 from ..ptx_syntax import TYPE_BITS
+from ..shared_memory import SharedMemory
 from .data import require_defined
 from .floating import expand, storage
 from .memory import Access
@@ -95,7 +97,7 @@ def _build(d: Decoder, targets: list[Any], first: int) -> Step:
         old = np.zeros((*shape, count), dtype)
         for part, rows, space, inner in _spaces(group, at):
             if isinstance(space, SharedMemory):
-                cluster = access.space == "shared::cluster"
+                cluster = access.space in ("", "shared::cluster")
                 offsets = space.place(part, inner, size * count, True, cluster)
                 space.check_settled(part, offsets, size * count, "an atomic operation on")
             else:
@@ -106,9 +108,7 @@ def _build(d: Decoder, targets: list[Any], first: int) -> Step:
                 told = "an atomic operation on memory that is undefined"
                 raise fault(PoisonError, told, part, bad)
             active = part.active()
-            turns = np.argwhere(active)
-            if machine.options.seed is not None:
-                turns = machine.shuffled(turns)
+            turns = machine.schedule.shuffled(np.argwhere(active))
             view = space.memory.data
             for row, lane in turns:
                 offset = int(offsets[row, lane])

@@ -4,10 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from ..decoder import CLEAN, STOP, Decoder, Source, Step, instruction
+from ..decoder import STOP, Decoder, Step, instruction
 from ..errors import UndefinedBehaviorError
 from ..groups import Array, Group
 from ..memory import fault
+from ..operands import CLEAN, Source
 from .data import require_defined
 from .memory import shared_addresses
 
@@ -57,7 +58,7 @@ def _together(d: Decoder, build: Any) -> Step:
     machine, pc, text = d.machine, d.pc, d.opcode
 
     def together(group: Group) -> int | None:
-        if group.mask is not None and not machine.meet(group, pc, False, text):
+        if group.mask is not None and not machine.meetings.whole_warps(group, pc, False, text):
             return STOP
         return step(group)
 
@@ -302,7 +303,7 @@ def mbarrier_wait(d: Decoder) -> Step:
             return None
         if not sleeps:
             target.put(group, done)
-            machine.yield_soon()
+            machine.schedule.yield_soon()
             return None
         expired = mbarriers.wait(group, pc, offsets, lacking)
         for lanes, result in ((active & done, np.True_), (expired, np.False_)):

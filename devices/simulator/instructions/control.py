@@ -143,7 +143,7 @@ def sleep(d: Decoder) -> Step:
     machine = d.machine
 
     def step(group: Group) -> int | None:
-        machine.yield_soon()
+        machine.schedule.yield_soon()
         return None
 
     return step

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 
 from .. import numerics
-from ..decoder import Decoder, Source, Step, instruction
+from ..decoder import Decoder, Step, instruction
 from ..groups import Array
 from ..numerics import FORMATS
+from ..operands import Source
 from . import floating, poison
 
 _INTEGERS = ("u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64")

@@ -4,10 +4,11 @@ from typing import Any
 
 import numpy as np
 
-from ..decoder import CLEAN, Decoder, Source, Step, Target, instruction
+from ..decoder import Decoder, Step, instruction
 from ..errors import PoisonError
 from ..groups import Array, Group
 from ..memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, fault
+from ..operands import CLEAN, Source, Target
 from ..ptx_syntax import TYPE_BITS, Register, Vector
 from ..registers import store
 from . import poison

@@ -7,7 +7,9 @@ rounded to odd where float64 cannot hold them. `.approx` functions are the exact
 devices differ from that in the last bits.
 """
 
+import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -210,15 +212,14 @@ def _f16_of_f64(values: Array) -> Array:
 
 def _fma_f64(a: Any, b: Any, c: Any) -> Array:
     """float64 a * b + c with one rounding, element by element in exact arithmetic."""
-    from fractions import Fraction
 
     def single(x: float, y: float, z: float) -> float:
         plain = x * y + z
-        if not all(map(np.isfinite, (x, y, z))) or plain == 0:
+        if not all(map(np.isfinite, (x, y, z))):
             return plain
         exact = Fraction(x) * Fraction(y) + Fraction(z)
         try:
-            return float(exact) if exact else plain
+            return math.copysign(float(exact), exact) if exact else plain
         except OverflowError:
             return float(np.copysign(np.inf, plain))
 

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from .. import fragments, numerics
-from ..decoder import Decoder, Source, Step, instruction
+from ..decoder import Decoder, Step, instruction
 from ..groups import Array, Group
 from ..memory import SHARED_WINDOW
+from ..operands import Source
 
 # -- loads and stores of 8 x 8 matrices -----------------------------------------------------------
 

@@ -79,7 +79,7 @@ class Access:
             if (bad & group.active()).any():
                 told = "an undefined value is stored to global memory"
                 raise fault(PoisonError, told, group, bad)
-        if where is self.machine.shared and self.space == "shared::cluster":
+        if where is self.machine.shared and self.space in ("", "shared::cluster"):
             shared = self.machine.shared
             offsets = shared.place(group, addresses, size * count, True, True)
             shared.check_settled(group, offsets, size * count, "a store to")
@@ -91,7 +91,7 @@ class Access:
         self, group: Group, addresses: Array, size: int, count: int
     ) -> tuple[Array, Array | None]:
         shared = self.machine.shared
-        cluster = self.space == "shared::cluster"
+        cluster = self.space in ("", "shared::cluster")
         return shared.load(group, addresses, size, count, strong=self.strong, cluster=cluster)
 
     def _space(self, group: Group, addresses: Array) -> tuple[Space, Array] | None:

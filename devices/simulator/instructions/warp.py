@@ -4,9 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from ..decoder import STOP, Decoder, Source, Step, instruction
+from ..decoder import STOP, Decoder, Step, instruction
 from ..groups import WARP, Array, Group
-from ..machine import bits_of_lanes
+from ..meetings import bits_of_lanes
+from ..operands import Source
 from .data import require_defined
 
 _LANE = np.arange(WARP, dtype=np.int64)
@@ -22,7 +23,7 @@ def _members(d: Decoder, mask: Source, step: Any) -> Step:
     def together(group: Group) -> int | None:
         masks = np.broadcast_to(require_defined(mask, group, "the mask"), (len(group), WARP))
         whole = group.mask is None and bool((masks == 0xFFFFFFFF).all())
-        if not whole and not machine.meet_members(group, pc, masks):
+        if not whole and not machine.meetings.members(group, pc, masks):
             return STOP
         step(group, masks)
         return None

@@ -1,0 +1,55 @@
+"""What a launch is: its shape, and how strictly and in which order it runs."""
+
+from dataclasses import dataclass
+
+from humming.capability import DeviceCapabilities
+
+from .groups import WARP
+
+Dim = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How strictly and in which order kernels run.
+
+    Attributes:
+        seed: for a random schedule; None is a fixed one that is fast.
+        races: whether unordered accesses of two warps to shared memory are errors.
+        patience: blocks that threads run while others that could run are waiting.
+        limit: blocks after which a wave is taken to be in an endless loop.
+        wave_warps: about how many warps run at the same time.
+        device: what the simulated device can do, for what the PTX alone does not decide.
+    """
+
+    seed: int | None = None
+    races: bool = True
+    patience: int = 256
+    limit: int = 5_000_000
+    wave_warps: int = 128
+    device: DeviceCapabilities | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The shape of a wave: CTAs that run at the same time, their threads, CTAs of a cluster."""
+
+    ctas: int
+    block: Dim
+    cluster: Dim = (1, 1, 1)
+    smem_bytes: int = 0
+
+    @property
+    def threads(self) -> int:
+        """Threads of a CTA."""
+        return self.block[0] * self.block[1] * self.block[2]
+
+    @property
+    def cta_warps(self) -> int:
+        """Warps of a CTA."""
+        return -(-self.threads // WARP)
+
+    @property
+    def cluster_size(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster[0] * self.cluster[1] * self.cluster[2]

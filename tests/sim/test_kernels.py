@@ -1,0 +1,175 @@
+"""Composed kernels, as NVRTC compiles them for T4, A100 and H200, against a float64 reference."""
+
+import importlib
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import humming
+from humming import plugins, reference
+from humming.cache import include_closure
+from humming.capability import DeviceCapabilities
+from humming.hookspecs import Image
+from humming.problem import GemmProblem
+
+compiler = importlib.import_module("humming.devices.simulator.compiler")
+launch_shape = importlib.import_module("humming.devices.simulator.launch_shape")
+runtime = importlib.import_module("humming.devices.simulator.runtime")
+errors = importlib.import_module("humming.devices.simulator.errors")
+
+DEVICES = ("t4", "a100", "h200")
+TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+_PARAMS = struct.Struct("<11q4i")
+
+
+def compiled(source: str, entry: str, caps: DeviceCapabilities) -> Image:
+    headers = include_closure(source, plugins.registry().headers)
+    image: Image = compiler.PtxCompiler().compile(source, headers, entry, caps)
+    return image
+
+
+class Product:
+    """A random product on a simulated device.
+
+    Attributes:
+        plan: what was composed.
+        x, weight, packed, bias, out: its tensors; `out` counts as undefined until it is written.
+    """
+
+    def __init__(self, problem: str, device: str, m: int, n: int, k: int, **options: Any) -> None:
+        self.problem = GemmProblem.parse(problem, n, k)
+        self.plan = humming.plan(self.problem, device, m=m)
+        self.m, self.n, self.k = m, n, k
+        dtype = TORCH[self.problem.activation.dtype.name]
+        self.x = torch.randn(m, k).to(dtype)
+        self.weight = humming.quantize(torch.randn(n, k), self.problem.weight)
+        self.packed = humming.pack(self.weight, self.plan.lowering.operand_bits)
+        self.out = torch.full((m, n), float("nan"), dtype=TORCH[self.problem.out_dtype.name])
+        self.runtime = runtime.SimulatorRuntime(launch_shape.Options(**options))
+        self.edit: Callable[[str], str] = lambda text: text
+
+    def run(self) -> torch.Tensor:
+        """Compiles for the device and runs; returns the result."""
+        plan, memory = self.plan, self.runtime
+        image = compiled(self.edit(plan.source), plan.entry, plan.decision.capabilities)
+        kernel = memory.load(image, plan.entry, plan.smem_bytes)
+        packed = self.packed
+        constant = (self.x, packed.codes, packed.scales, packed.zeros, packed.second_scale)
+        for tensor in (t for t in constant if t is not None):
+            memory.register(tensor.data_ptr(), tensor.numel() * tensor.element_size(), "an input")
+        size = self.out.numel() * self.out.element_size()
+        memory.register(self.out.data_ptr(), size, "the output", undefined=True)
+        grid, tile = plan.grid(self.m), plan.tile
+        partials = counters = 0
+        if tile.split_k > 1:
+            tiles = grid[0] * grid[1]
+            partials = memory.allocate(4 * tile.block_n * tile.block_m * tile.split_k * tiles)
+            counters = memory.allocate(4 * tiles)
+        addresses = [0 if t is None else t.data_ptr() for t in constant]
+        strides = (self.x.stride(0), self.out.stride(0))
+        params = _PARAMS.pack(
+            *addresses, 0, self.out.data_ptr(), partials, counters, *strides,
+            self.m, self.n, self.k, 0,
+        )  # fmt: skip
+        kernel.launch(grid, (tile.threads, 1, 1), params)
+        return self.out
+
+    def check(self) -> None:
+        """The result lies within the bound that its format and accumulation imply."""
+        result = self.run().double()
+        exact = reference.matmul(self.x, self.weight)
+        # Scales that are multiplied into the operands are rounded with them.
+        bound = reference.error_bound(
+            self.problem,
+            self.x,
+            self.weight,
+            split_k=self.plan.tile.split_k,
+            operand_roundings=int(self.plan.lowering.scale_site == "operand"),
+        )
+        assert (result - exact).abs().le(bound).all()
+
+
+def problems(device: str) -> list[str]:
+    supported = ["int4_g128 x fp16", "int4_g64 x fp16", "int4_channel x fp16"]
+    return supported + (["int4_g128 x bf16"] if device != "t4" else [])
+
+
+CASES = [(device, problem) for device in DEVICES for problem in problems(device)]
+
+
+@pytest.mark.parametrize(
+    ("device", "problem"), CASES, ids=["-".join(c).replace(" ", "") for c in CASES]
+)
+@pytest.mark.parametrize("m", [1, 37])
+def test_product(device: str, problem: str, m: int, rng: np.random.Generator) -> None:
+    torch.manual_seed(int(rng.integers(2**31)))
+    n, k = int(rng.integers(40, 260)), 8 * int(rng.integers(20, 80))
+    print(n, k)
+    Product(problem, device, m, n, k).check()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_product_in_a_random_schedule(device: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    Product("int4_g128 x fp16", device, 9, 64, 512, seed=seed).check()
+
+
+def test_the_order_of_warps_does_not_change_a_bit() -> None:
+    torch.manual_seed(7)
+    product = Product("int4_g128 x fp16", "a100", 9, 96, 768)
+    first = product.run().clone()
+    product.runtime = runtime.SimulatorRuntime(launch_shape.Options(seed=11))
+    assert torch.equal(product.run(), first)
+
+
+def test_a_missing_barrier_is_found() -> None:
+    """The mainloop without the barrier that keeps warps from each other's stages."""
+    product = Product("int4_g128 x fp16", "a100", 9, 64, 2048)
+    plan = product.plan
+    image = compiled(plan.source, plan.entry, plan.decision.capabilities)
+    text = image.data.decode()
+    assert text.count("bar.sync") >= 2
+    broken = text.replace("bar.sync", "// bar.sync", 1)
+    product_run = product.runtime.load
+
+    def load(image: Image, *rest: Any) -> Any:
+        return product_run(Image("ptx", broken.encode()), *rest)
+
+    product.runtime.load = load
+    with pytest.raises(errors.RaceError):
+        product.run()
+
+
+def test_a_wait_for_too_few_groups_is_found() -> None:
+    product = Product("int4_g128 x fp16", "a100", 9, 64, 2048)
+    plan = product.plan
+    text = compiled(plan.source, plan.entry, plan.decision.capabilities).data.decode()
+    waits = [line for line in text.splitlines() if "cp.async.wait_group" in line]
+    broken = text.replace(waits[0].strip(), "cp.async.wait_group 7;", 1)
+    load = product.runtime.load
+    product.runtime.load = lambda image, *rest: load(Image("ptx", broken.encode()), *rest)
+    with pytest.raises(errors.AsyncHazardError, match="may still write"):
+        product.run()
+
+
+def test_an_output_that_is_too_small_is_found() -> None:
+    product = Product("int4_g128 x fp16", "a100", 9, 64, 256)
+    whole = product.out
+    product.out = whole[:8]
+    with pytest.raises(errors.BoundsError, match="the output, which has 1024 bytes"):
+        product.run()
+
+
+def test_a_large_tile_runs_in_seconds(record_property: Callable[[str, Any], None]) -> None:
+    """128 x 128 x 256; the time is recorded, not judged."""
+    import time
+
+    product = Product("int4_g128 x fp16", "a100", 128, 128, 256)
+    start = time.perf_counter()
+    product.check()
+    record_property("seconds", time.perf_counter() - start)
