@@ -240,7 +240,7 @@ def gemm(fake: FakeRuntime, monkeypatch: pytest.MonkeyPatch) -> Gemm:
 
 
 @pytest.mark.parametrize(
-    ("m", "place"), [(1, 0), (8, 0), (9, 1), (16, 1), (17, 2), (128, 4), (129, 5), (10**6, 5)]
+    ("m", "place"), [(1, 0), (8, 0), (9, 1), (16, 1), (17, 2), (128, 4), (129, 5), (10**6, 7)]
 )
 def test_tokens_find_the_kernel_of_their_range(m: int, place: int, gemm: Gemm) -> None:
     kernel = gemm.kernel(m)

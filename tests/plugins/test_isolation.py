@@ -63,8 +63,8 @@ class Sound:
         return TOOL
 
 
-TOOL = SimpleNamespace(name="t", version=(1, 0), options=lambda c: (), compile=None, load=None)
-TOOL.compile = TOOL.load = lambda *args: None
+TOOL = SimpleNamespace(name="t", version=(1, 0), options=lambda c: ())
+TOOL.compile = TOOL.load = TOOL.allocate = lambda *args: None
 
 
 def plugin_with(hook: str, result: Any) -> Any:
@@ -245,7 +245,7 @@ def test_probe_that_recovers_is_no_problem_any_more() -> None:
     ("hook", "ask", "lacking"),
     [
         ("humming_compiler", PluginSet.compiler_for, "name, version, options, compile"),
-        ("humming_runtime", PluginSet.runtime_for, "load"),
+        ("humming_runtime", PluginSet.runtime_for, "load, allocate"),
     ],
 )
 def test_tool_of_a_wrong_type_is_refused(
