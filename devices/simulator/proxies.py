@@ -1,0 +1,164 @@
+"""Order between the generic and the async proxy, and of what asynchronous operations access.
+
+Bulk copies and `wgmma` access shared memory through the async proxy. What threads have written by
+ordinary stores is theirs only behind a `fence.proxy.async` that lies between the two in the order
+of events (PTX ISA 8.6 "Proxies", 9.7.9.25.2, 9.7.15.4). The clocks of the race detector therefore
+have more columns than warps:
+
+    warps         the last release of each warp that is known
+    warpgroups    the last reads of shared memory by each one's `wgmma` that are known to be over
+    fenced        the last release of each warp whose stores a fence has made visible
+    objects       the last phase of each barrier object whose asynchronous writes are known
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .errors import AsyncHazardError, RaceError, SimulationError
+from .groups import Array
+from .races import GRANULE, RaceDetector
+from .shared_memory import PIECE
+
+if TYPE_CHECKING:
+    from .machine import Machine
+
+WARPGROUP = 4
+"""Warps of a warpgroup."""
+_OBJECTS = 64
+_PER_PIECE = PIECE // GRANULE
+
+
+class ProxyRaces(RaceDetector):
+    """A race detector that knows about asynchronous operations and proxy fences.
+
+    Barrier objects share columns if a cluster has more of them than there are columns: then less
+    is found, and nothing that is right is taken for wrong.
+    """
+
+    def __init__(self, machine: "Machine") -> None:
+        warps = machine.shape.cluster_size * machine.shape.cta_warps
+        self._groups = machine.shape.cluster_size * -(-machine.shape.cta_warps // WARPGROUP)
+        self._cta_groups = -(-machine.shape.cta_warps // WARPGROUP)
+        self._objects: dict[int, int] = {}
+        self._counts: dict[tuple[int, int], int] = {}
+        super().__init__(machine, self._groups, warps + _OBJECTS)
+        self._fenced = slice(self._stride, self._stride + warps)
+        self._first_object = self._stride + warps
+
+    def reset(self) -> None:
+        super().reset()
+        self._objects.clear()
+        self._counts.clear()
+
+    # -- events ---------------------------------------------------------------------------------
+
+    def fence(self, rows: Array) -> None:
+        """Warps execute a proxy fence: it covers all that has happened before for them."""
+        known = self._clock[rows, : self._width]
+        self._clock[rows, self._fenced] = np.maximum(self._clock[rows, self._fenced], known)
+        self._tick(rows)
+
+    def note_read(self, row: int, pieces: Array) -> None:
+        """An asynchronous read of pieces of shared memory is over, which a warp waited for."""
+        actor = self._actor[row]
+        self._read.reshape(-1, _PER_PIECE, self._stride)[pieces, :, actor] = self._clock[row, actor]
+
+    def note_group_read(self, row: int, pieces: Array) -> int:
+        """The same for the `wgmma` of the warpgroup of a warp; returns the number of the event."""
+        column = self._group_column(row)
+        event = self._next(int(self._cluster[row]), column)
+        self._read.reshape(-1, _PER_PIECE, self._stride)[pieces, :, column] = event
+        return event
+
+    def learn_group_read(self, rows: Array, event: int) -> None:
+        """Warps of a warpgroup have waited for reads of its `wgmma`."""
+        column = self._group_column(int(rows[0]))
+        self._clock[rows, column] = np.maximum(self._clock[rows, column], event)
+
+    def note_write(self, cluster: int, barrier: int, pieces: Array) -> Array:
+        """An asynchronous write has completed at a barrier object.
+
+        Args:
+            cluster: number of the cluster in the wave.
+            barrier: offset of the object in shared memory.
+            pieces: numbers of the pieces of 16 bytes.
+
+        Returns:
+            What those who wait for the object learn.
+        """
+        column = self._object_column(barrier)
+        event = self._next(cluster, column)
+        self._writer.reshape(-1, _PER_PIECE)[pieces] = column
+        self._written.reshape(-1, _PER_PIECE)[pieces] = event
+        clock: Array = np.zeros(self._clock.shape[1], np.int32)
+        clock[column] = event
+        return clock
+
+    def _group_column(self, row: int) -> int:
+        warp = int(self._actor[row])
+        cta, inner = divmod(warp, self._machine.shape.cta_warps)
+        return self._width + cta * self._cta_groups + inner // WARPGROUP
+
+    def _object_column(self, barrier: int) -> int:
+        number = self._objects.setdefault(barrier, len(self._objects))
+        return self._first_object + number % _OBJECTS
+
+    def _next(self, cluster: int, column: int) -> int:
+        self._counts[cluster, column] = event = self._counts.get((cluster, column), 0) + 1
+        return event
+
+    # -- checks ---------------------------------------------------------------------------------
+
+    def check_async(self, rows: Array, lane: int, pieces: Array, writing: bool) -> None:
+        """Checks an operation of the async proxy that warps begin together.
+
+        Args:
+            rows: the warps, of one CTA.
+            lane: which thread to name.
+            pieces: numbers of the pieces of shared memory that it accesses.
+            writing: whether it writes them.
+
+        Raises:
+            RaceError: nothing orders it behind another warp's access.
+            AsyncHazardError: no proxy fence lies behind a store.
+        """
+        known = self._clock[rows].min(axis=0)
+        writer = self._writer.reshape(-1, _PER_PIECE)[pieces]
+        written = self._written.reshape(-1, _PER_PIECE)[pieces]
+        verb = "writes" if writing else "reads"
+        if (bad := written > known[writer]).any():
+            at, granule = (int(v) for v in np.argwhere(bad)[0])
+            told = f"{self._name(int(writer[at, granule]))} has written without a barrier that an "
+            told += f"asynchronous operation, which {verb} there, begins behind"
+            raise self._at(RaceError, told, rows, lane, int(pieces[at]))
+        by_warps = writer < self._width
+        fenced = known[self._fenced][np.where(by_warps, writer, 0)]
+        if (bad := by_warps & (written > fenced)).any():
+            at, granule = (int(v) for v in np.argwhere(bad)[0])
+            told = f"an asynchronous operation {verb} what {self._name(int(writer[at, granule]))} "
+            told += "has written, and no fence.proxy.async lies in between"
+            raise self._at(AsyncHazardError, told, rows, lane, int(pieces[at]))
+        if not writing:
+            return
+        read = self._read.reshape(-1, _PER_PIECE, self._stride)[pieces]
+        if (bad := read > known[: self._stride]).any():
+            at, _, reader = (int(v) for v in np.argwhere(bad)[0])
+            told = f"{self._name(reader)} has read without a barrier that an asynchronous "
+            told += "operation, which writes there, begins behind"
+            raise self._at(RaceError, told, rows, lane, int(pieces[at]))
+
+    def _name(self, actor: int) -> str:
+        if actor < self._width:
+            return f"warp {actor % self._machine.shape.cta_warps}"
+        if actor < self._stride:
+            return f"the wgmma of warpgroup {(actor - self._width) % self._cta_groups}"
+        return "an asynchronous copy"
+
+    def _at(
+        self, kind: type[SimulationError], told: str, rows: Array, lane: int, piece: int
+    ) -> SimulationError:
+        offset = piece * PIECE % self._machine.shared.size
+        error = kind(f"{told} (shared address {offset:#x})")
+        error.thread = (int(rows[0]), lane)
+        return error
