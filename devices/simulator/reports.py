@@ -64,7 +64,7 @@ def _waiting(machine: "Machine") -> str:
                 who += f" lanes {', '.join(map(str, there))}"
             told.setdefault(place, []).append(who)
     lines = []
-    for place, whos in told.items():
-        more = f" and {len(whos) - _LISTED} more" if len(whos) > _LISTED else ""
-        lines.append(f"  {place}\n    waited at by {'; '.join(whos[:_LISTED])}{more}")
+    for place, threads in told.items():
+        more = f" and {len(threads) - _LISTED} more" if len(threads) > _LISTED else ""
+        lines.append(f"  {place}\n    waited at by {'; '.join(threads[:_LISTED])}{more}")
     return "\n".join(lines)

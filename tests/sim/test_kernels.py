@@ -26,10 +26,11 @@ TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.
 _PARAMS = struct.Struct("<11q4i")
 
 
-def compiled(source: str, entry: str, caps: DeviceCapabilities) -> Image:
+def compiled(source: str, entry: str, caps: DeviceCapabilities) -> str:
+    """The PTX of a composed source."""
     headers = include_closure(source, plugins.registry().headers)
-    image: Image = compiler.PtxCompiler().compile(source, headers, entry, caps)
-    return image
+    text: str = compiler.PtxCompiler().compile(source, headers, entry, caps).data.decode()
+    return text
 
 
 class Product:
@@ -52,11 +53,20 @@ class Product:
         self.runtime = runtime.SimulatorRuntime(launch_shape.Options(**options))
         self.edit: Callable[[str], str] = lambda text: text
 
+    def ptx(self) -> str:
+        """The kernel as it runs, with the edit that a test plants a fault by."""
+        plan = self.plan
+        return self.edit(compiled(plan.source, plan.entry, plan.decision.capabilities))
+
     def run(self) -> torch.Tensor:
         """Compiles for the device and runs; returns the result."""
+        self.prepare()()
+        return self.out
+
+    def prepare(self) -> Callable[[], None]:
+        """Compiles and loads; returns what launches the kernel."""
         plan, memory = self.plan, self.runtime
-        image = compiled(self.edit(plan.source), plan.entry, plan.decision.capabilities)
-        kernel = memory.load(image, plan.entry, plan.smem_bytes)
+        kernel = memory.load(Image("ptx", self.ptx().encode()), plan.entry, plan.smem_bytes)
         packed = self.packed
         constant = (self.x, packed.codes, packed.scales, packed.zeros, packed.second_scale)
         for tensor in (t for t in constant if t is not None):
@@ -75,8 +85,7 @@ class Product:
             *addresses, 0, self.out.data_ptr(), partials, counters, *strides,
             self.m, self.n, self.k, 0,
         )  # fmt: skip
-        kernel.launch(grid, (tile.threads, 1, 1), params)
-        return self.out
+        return lambda: kernel.launch(grid, (tile.threads, 1, 1), params)
 
     def check(self) -> None:
         """The result lies within the bound that its format and accumulation imply."""
@@ -130,29 +139,16 @@ def test_the_order_of_warps_does_not_change_a_bit() -> None:
 def test_a_missing_barrier_is_found() -> None:
     """The mainloop without the barrier that keeps warps from each other's stages."""
     product = Product("int4_g128 x fp16", "a100", 9, 64, 2048)
-    plan = product.plan
-    image = compiled(plan.source, plan.entry, plan.decision.capabilities)
-    text = image.data.decode()
-    assert text.count("bar.sync") >= 2
-    broken = text.replace("bar.sync", "// bar.sync", 1)
-    product_run = product.runtime.load
-
-    def load(image: Image, *rest: Any) -> Any:
-        return product_run(Image("ptx", broken.encode()), *rest)
-
-    product.runtime.load = load
+    assert product.ptx().count("bar.sync") >= 2
+    product.edit = lambda text: text.replace("bar.sync", "// bar.sync", 1)
     with pytest.raises(errors.RaceError):
         product.run()
 
 
 def test_a_wait_for_too_few_groups_is_found() -> None:
     product = Product("int4_g128 x fp16", "a100", 9, 64, 2048)
-    plan = product.plan
-    text = compiled(plan.source, plan.entry, plan.decision.capabilities).data.decode()
-    waits = [line for line in text.splitlines() if "cp.async.wait_group" in line]
-    broken = text.replace(waits[0].strip(), "cp.async.wait_group 7;", 1)
-    load = product.runtime.load
-    product.runtime.load = lambda image, *rest: load(Image("ptx", broken.encode()), *rest)
+    wait = next(line for line in product.ptx().splitlines() if "cp.async.wait_group" in line)
+    product.edit = lambda text: text.replace(wait.strip(), "cp.async.wait_group 7;", 1)
     with pytest.raises(errors.AsyncHazardError, match="may still write"):
         product.run()
 
