@@ -1,0 +1,128 @@
+"""The box of a tensor that one copy moves: where its rows lie in global and in shared memory."""
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .groups import Array
+from .ranges import Thread, check_global, global_bytes, put_global
+from .shared_memory import PIECE
+from .tensor_maps import TensorMap
+
+if TYPE_CHECKING:
+    from .machine import Machine
+
+_NAN = {16: 0x7FFF, 32: 0x7FFFFFFF, 64: 0x7FFFFFFFFFFFFFFF}
+
+
+class Box:
+    """A box at some coordinates.
+
+    Args:
+        tensor: the map, checked.
+        at: coordinates of its first element, of either sign.
+
+    Attributes:
+        tensor: the map.
+    """
+
+    def __init__(self, tensor: TensorMap, at: tuple[int, ...]) -> None:
+        self.tensor = tensor
+        bits, rank = tensor.element.bits, tensor.rank
+        self._first = min(max(0, -at[0]), tensor.box[0])
+        last = max(self._first, min(tensor.box[0], tensor.dims[0] - at[0]))
+        self._row = slice(self._first * bits // 8, last * bits // 8)
+        self._length = (last - self._first) * bits // 8
+        steps = tensor.element_strides or (1,) * rank
+        rows = math.prod(tensor.counts[1:])
+        grid = np.indices(tensor.counts[:0:-1]).reshape(rank - 1, rows)[::-1]
+        inside = np.ones(rows, np.bool_)
+        addresses = np.full(rows, tensor.address + (at[0] + self._first) * bits // 8, np.int64)
+        for place in range(1, rank):
+            where = at[place] + grid[place - 1] * steps[place]
+            inside &= (where >= 0) & (where < tensor.dims[place])
+            addresses += where * tensor.strides[place - 1]
+        self._inside: Array = np.flatnonzero(inside) if self._length else np.zeros(0, np.int64)
+        self._addresses: Array = addresses
+        self._rows = rows
+
+    def check(self, machine: "Machine", thread: Thread, writing: bool) -> None:
+        """Raises BoundsError unless what lies inside of the tensor is allocated."""
+        for row in self._inside.tolist():
+            check_global(machine, thread, int(self._addresses[row]), self._length, writing)
+
+    def load(self, machine: "Machine") -> tuple[Array, Array | None]:
+        """Bytes of the box as in shared memory, [pieces, 16], and their undefined bits."""
+        tensor = self.tensor
+        wide = tensor.box[0] * tensor.element.bits // 8
+        data = np.zeros((self._rows, wide), np.uint8)
+        if tensor.fill:
+            bits = tensor.element.bits
+            data.view(f"u{bits // 8}")[:] = _NAN[bits] if tensor.dtype != "bfloat16" else 0x7FFF
+        poison = np.zeros_like(data)
+        for row in self._inside.tolist():
+            address = int(self._addresses[row])
+            data[row, self._row], shadow = global_bytes(machine, address, self._length)
+            if shadow is not None:
+                poison[row, self._row] = shadow
+        if tensor.element.flushes:
+            data = _flushed(data)
+        data, bad = _spread(tensor, data), _spread(tensor, poison)
+        return data.reshape(-1, PIECE), bad.reshape(-1, PIECE) if bad.any() else None
+
+    def rows_inside(self, data: Array) -> Array:
+        """Of bytes of the box as in shared memory: those inside of the tensor, [rows, length]."""
+        dense = _gathered(self.tensor, data.reshape(self._rows, -1))
+        found: Array = dense[self._inside, self._row]
+        return found
+
+    def store(self, machine: "Machine", rows: Array) -> None:
+        """Writes what `rows_inside` returns."""
+        for row, data in zip(self._inside.tolist(), rows, strict=True):
+            put_global(machine, int(self._addresses[row]), data)
+
+    def current(self, machine: "Machine") -> Array:
+        """What is in global memory in place of `rows_inside`."""
+        rows = self._inside.tolist()
+        found = [global_bytes(machine, int(self._addresses[r]), self._length)[0] for r in rows]
+        return np.stack(found) if found else np.zeros((0, self._length), np.uint8)
+
+
+def shared_pieces(tensor: TensorMap, offset: int, window: int) -> Array:
+    """Numbers of the pieces of shared memory that hold a box, in the order of the box.
+
+    Args:
+        tensor: the map.
+        offset: of the box in the bytes of shared memory.
+        window: the same place as an address in the window of the CTA, which swizzles.
+    """
+    linear = window + PIECE * np.arange(tensor.box_bytes // PIECE)
+    found: Array = (tensor.swizzling(linear) + (offset - window)) // PIECE
+    return found
+
+
+def _spread(tensor: TensorMap, rows: Array) -> Array:
+    """Rows as in global memory as they are in shared memory: packed elements get gaps."""
+    elements, width = tensor.element.packed
+    if not elements:
+        return rows
+    groups = rows.reshape(len(rows), -1, width)
+    return np.pad(groups, ((0, 0), (0, 0), (0, PIECE - width))).reshape(len(rows), -1)
+
+
+def _gathered(tensor: TensorMap, rows: Array) -> Array:
+    """The reverse."""
+    elements, width = tensor.element.packed
+    if not elements:
+        return rows
+    groups = rows.reshape(len(rows), -1, PIECE)[..., :width]
+    return groups.reshape(len(rows), -1)
+
+
+def _flushed(rows: Array) -> Array:
+    """float32 rows with subnormals replaced by zeros."""
+    bits = np.ascontiguousarray(rows).view(np.uint32)
+    tiny = (bits & np.uint32(0x7F800000)) == 0
+    found: Array = np.where(tiny, bits & np.uint32(0x80000000), bits).astype(np.uint32)
+    return found.view(np.uint8)

@@ -1,0 +1,401 @@
+"""Copies of boxes of tensors (PTX ISA 9.7.9.27), and changes of tensor maps (9.7.9.26)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from humming.errors import HummingError
+
+from .. import reductions
+from ..boxes import Box, shared_pieces
+from ..bulk import Arrivals, BulkGroups, Outgoing, deliver_pieces, part_of
+from ..decoder import Decoder, Step, instruction
+from ..errors import (
+    AlignmentError,
+    AsyncHazardError,
+    BoundsError,
+    PoisonError,
+    UndefinedBehaviorError,
+)
+from ..groups import Array, Group
+from ..machine import Machine
+from ..memory import PARAM_WINDOW, SHARED_WINDOW
+from ..ptx_syntax import Address, Integer, Operand
+from ..ranges import (
+    Thread,
+    begin_read,
+    begin_write,
+    check_global,
+    failure,
+    global_bytes,
+    put_global,
+    require_multiple,
+    shared_bytes,
+    shared_offset,
+    threads_of,
+    undefined_in,
+)
+from ..tensor_maps import ALIGN, BYTES, TensorMap, decode
+from .bulk_copy import MBARRIER, Targets, reader, take_hint, take_masked
+
+_TILE_ALIGN = 128
+
+
+class MapStates:
+    """Which tensor maps in global memory have been changed and not acquired."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._changed: dict[int, set[int]] = {}
+
+    def reset(self) -> None:
+        """None has been changed."""
+        self._changed.clear()
+
+    def change(self, address: int) -> None:
+        """A map is changed: each CTA has to acquire it before it is used there."""
+        self._changed[address] = set()
+
+    def acquire(self, address: int, cta: int) -> None:
+        """`fence.proxy.tensormap::generic.acquire` in a CTA."""
+        if address in self._changed:
+            self._changed[address].add(cta)
+
+    def is_stale(self, address: int, cta: int) -> bool:
+        """Whether a map must not be used."""
+        return address in self._changed and cta not in self._changed[address]
+
+
+def _states(machine: Machine) -> MapStates:
+    for part in machine.parts:
+        if isinstance(part, MapStates):
+            return part
+    made = MapStates(machine)
+    machine.parts.append(made)
+    return made
+
+
+def _bytes_of_map(machine: Machine, thread: Thread, address: int) -> bytes:
+    require_multiple(thread, address, ALIGN, "the address of the tensor map")
+    window = address >> 56
+    if window == PARAM_WINDOW >> 56:
+        start = address - PARAM_WINDOW
+        if start + BYTES > machine.program.param_bytes:
+            raise failure(BoundsError, "the tensor map lies outside of the parameters", thread)
+        return bytes(machine.params.memory.data[start : start + BYTES].tobytes())
+    if window:
+        told = "a tensor map lies in parameters, constant or global memory, and nowhere else"
+        raise failure(UndefinedBehaviorError, told, thread)
+    check_global(machine, thread, address, BYTES, False)
+    if _states(machine).is_stale(address, int(machine.row_cta[thread.row])):
+        told = "the tensor map has been changed, and no fence.proxy.tensormap::generic.acquire "
+        raise failure(AsyncHazardError, told + "of this CTA lies in between", thread)
+    data, poison = global_bytes(machine, address, BYTES)
+    if poison is not None and poison.any():
+        raise failure(PoisonError, "the tensor map is undefined", thread)
+    return bytes(data.tobytes())
+
+
+class _Tensor:
+    """The operand `[map, {coordinates}]`."""
+
+    def __init__(self, d: Decoder, operand: Operand) -> None:
+        if not isinstance(operand, Address) or len(operand.extra) != 1:
+            d.refuse("a tensor is given as [address of the map, {coordinates}]")
+        self._machine = d.machine
+        self._map = reader(d.address(Address(operand.base, operand.offset)), "the tensor map")
+        items = d.items(operand.extra[0])
+        self._rank = len(items)
+        self._at = [reader(d.source(item, "s32"), "a coordinate") for item in items]
+        self._known: dict[bytes, TensorMap] = {}
+
+    def bind(self, group: Group) -> Callable[[int, Thread], Box]:
+        """A function (row in the group, thread) -> the box."""
+        machine = self._machine
+        address, at = self._map(group), [each(group) for each in self._at]
+
+        def box(row: int, thread: Thread) -> Box:
+            data = _bytes_of_map(machine, thread, address(row, thread))
+            try:
+                tensor = self._known.get(data)
+                if tensor is None:
+                    tensor = decode(data)
+                    tensor.check()
+                    self._known[data] = tensor
+                _require_simulated(tensor, self._rank)
+            except HummingError as error:
+                raise failure(UndefinedBehaviorError, str(error), thread) from error
+            coordinates = tuple(each(row, thread) for each in at)
+            if coordinates[0] * tensor.element.bits % 8:
+                raise failure(AlignmentError, "the box begins inside of a byte", thread)
+            return Box(tensor, coordinates)
+
+        return box
+
+
+def _require_simulated(tensor: TensorMap, rank: int) -> None:
+    if tensor.rank != rank:
+        raise HummingError(f"a tensor map of {tensor.rank} dimensions with {rank} coordinates")
+    if tensor.dtype.startswith("tfloat32"):
+        raise HummingError("the rounding of tensor maps of type tfloat32 is not simulated")
+    if tensor.swizzle and tensor.row_bytes != tensor.swizzling.span_bytes:
+        raise HummingError(
+            f"rows of {tensor.row_bytes} bytes in the swizzle {tensor.swizzling.name} are not "
+            "simulated: how they lie in shared memory is not documented"
+        )
+
+
+def _take_shape(d: Decoder) -> None:
+    d.modifiers.one_of("1d", "2d", "3d", "4d", "5d")
+    for mode in d.modifiers.left:
+        if mode.startswith("im2col") or mode in ("tile::gather4", "tile::scatter4"):
+            d.refuse(f"tensor copies in the mode .{mode} are not simulated")
+    d.modifiers.flag("tile")
+
+
+@instruction("cp.async.bulk.tensor")
+def tensor_copy(d: Decoder) -> Step:
+    """PTX ISA 9.7.9.27.1.2."""
+    _take_shape(d)
+    to = d.modifiers.one_of("shared::cluster", "shared::cta", "global")
+    source = d.modifiers.one_of("global", "shared::cta")
+    if to == "global":
+        return _store(d, "")
+    if source != "global":
+        d.refuse("cp.async.bulk.tensor into shared memory reads global memory")
+    d.modifiers.one_of(MBARRIER)
+    operands = take_hint(d)
+    mask = take_masked(d, operands, "multicast::cluster")
+    if len(operands) != 3:
+        d.refuse("cp.async.bulk.tensor has a destination, a tensor and an mbarrier")
+    targets = Targets(d, operands[0], operands[2], mask, to == "shared::cluster")
+    tensors = _Tensor(d, operands[1])
+    machine, pc = d.machine, d.pc
+    arrivals = part_of(machine, Arrivals)
+
+    def step(group: Group) -> None:
+        places, boxes = targets.bind(group), tensors.bind(group)
+        for row, thread in threads_of(group):
+            box = boxes(row, thread)
+            box.check(machine, thread, False)
+            size = box.tensor.box_bytes
+            for offset, barrier in places(row, thread, size, _TILE_ALIGN):
+                pieces = _checked_pieces(machine, thread, box.tensor, offset)
+                begin_write(machine, thread, pieces)
+                finish = _delivery(machine, box, pieces)
+                arrivals.add(thread, pc, barrier, size, pieces, finish)
+
+    return step
+
+
+def _checked_pieces(machine: Machine, thread: Thread, tensor: TensorMap, offset: int) -> Array:
+    window = offset % machine.shared.size
+    pieces = shared_pieces(tensor, offset, window)
+    least, most = (int(p) * 16 - offset + window for p in (pieces.min(), pieces.max()))
+    rank = offset // machine.shared.size % machine.shape.cluster_size
+    at = rank << 24 | least
+    shared_offset(machine, thread, at, most + 16 - least, "the swizzled box", cluster=True)
+    return pieces
+
+
+def _delivery(machine: Machine, box: Box, pieces: Array) -> Callable[[], None]:
+    def finish() -> None:
+        data, poison = box.load(machine)
+        deliver_pieces(machine, pieces, data, poison)
+
+    return finish
+
+
+def _store(d: Decoder, operation: str) -> Step:
+    d.modifiers.one_of("bulk_group")
+    operands = take_hint(d)
+    if len(operands) != 2:
+        d.refuse(f"{d.opcode} into global memory has a tensor and a source")
+    tensors = _Tensor(d, operands[0])
+    address = reader(d.address(operands[1]), "the source")
+    machine, pc = d.machine, d.pc
+    groups = part_of(machine, BulkGroups)
+
+    def step(group: Group) -> None:
+        sources, boxes = address(group), tensors.bind(group)
+        for row, thread in threads_of(group):
+            box, start = boxes(row, thread), sources(row, thread)
+            box.check(machine, thread, True)
+            kind = box.tensor.element.kind
+            if operation in ("and", "or", "xor"):
+                kind = {"u32": "b32", "s32": "b32", "u64": "b64", "s64": "b64"}.get(kind, "")
+            if operation and not (kind and reductions.allowed(operation, kind)):
+                told = f"elements of type {box.tensor.dtype} have no reduction .{operation}"
+                raise failure(UndefinedBehaviorError, told, thread)
+            require_multiple(thread, start & 0xFFFFFF, _TILE_ALIGN, "the source's address")
+            size = box.tensor.box_bytes
+            offset = shared_offset(machine, thread, start, size, "the source", cluster=False)
+            pieces = _checked_pieces(machine, thread, box.tensor, offset)
+            begin_read(machine, thread, np.array([thread.row]), pieces)
+            if box.rows_inside(undefined_in(machine, pieces)).any():
+                raise failure(PoisonError, "an undefined value is copied to global memory", thread)
+            groups.add(_outgoing(machine, thread, pc, box, pieces, operation, kind))
+
+    return step
+
+
+def _outgoing(
+    machine: Machine,
+    thread: Thread,
+    pc: int,
+    box: Box,
+    pieces: Array,
+    operation: str,
+    kind: str,
+) -> Outgoing:
+    taken: list[Array] = []
+
+    def read() -> None:
+        taken.append(box.rows_inside(shared_bytes(machine, pieces)).copy())
+
+    def write() -> None:
+        rows = taken[0]
+        if operation and rows.size:
+            old = np.ascontiguousarray(box.current(machine)).reshape(-1)
+            flat = np.ascontiguousarray(rows).reshape(-1)
+            rows = reductions.reduced(operation, kind, old, flat).reshape(rows.shape)
+        box.store(machine, rows)
+
+    return Outgoing(thread, pc, pieces, read, write)
+
+
+@instruction("cp.reduce.async.bulk.tensor")
+def tensor_reduction(d: Decoder) -> Step:
+    """PTX ISA 9.7.9.27.1.3."""
+    _take_shape(d)
+    d.modifiers.one_of("global")
+    d.modifiers.one_of("shared::cta")
+    return _store(d, d.modifiers.one_of(*reductions.OPERATIONS))
+
+
+@instruction("cp.async.bulk.prefetch.tensor")
+def tensor_prefetch(d: Decoder) -> Step:
+    """PTX ISA 9.7.9.27.1.4: only its operands are checked."""
+    _take_shape(d)
+    d.modifiers.one_of("L2")
+    d.modifiers.one_of("global")
+    operands = take_hint(d)
+    if len(operands) != 1:
+        d.refuse("cp.async.bulk.prefetch.tensor has a tensor")
+    tensors, machine = _Tensor(d, operands[0]), d.machine
+
+    def step(group: Group) -> None:
+        boxes = tensors.bind(group)
+        for row, thread in threads_of(group):
+            boxes(row, thread).check(machine, thread, False)
+
+    return step
+
+
+# -- tensor maps ----------------------------------------------------------------------------------
+
+
+@instruction("tensormap.replace")
+def replace_field(d: Decoder) -> Step:
+    """PTX ISA 9.7.9.26.1: changes a field of a map in shared or global memory."""
+    d.modifiers.one_of("tile")
+    fields = (
+        *("global_address", "rank", "box_dim", "global_dim", "global_stride", "element_stride"),
+        *("elemtype", "interleave_layout", "swizzle_mode", "swizzle_atomicity", "fill_mode"),
+    )
+    field = d.modifiers.one_of(*fields)
+    space = d.modifiers.one_of("global", "shared::cta", default="")
+    d.modifiers.one_of("b1024")
+    kind = d.modifiers.one_of("b32", "b64")
+    indexed = field in ("box_dim", "global_dim", "global_stride", "element_stride")
+    d.expect(3 if indexed else 2)
+    ordinal = d.operands[1] if indexed else Integer(0)
+    if not isinstance(ordinal, Integer):
+        d.refuse("the number of the dimension is a constant")
+    address = reader(d.address(0), "the address of the tensor map")
+    value_of = reader(d.source(len(d.operands) - 1, kind), "the new value")
+    machine, which = d.machine, ordinal.value
+
+    def step(group: Group) -> None:
+        places, values = address(group), value_of(group)
+        for row, thread in threads_of(group):
+            at = places(row, thread)
+            place, data = _map_bytes(machine, thread, at, space, True)
+            try:
+                changed = decode(data).replaced(field, values(row, thread), which)
+            except HummingError as error:
+                raise failure(UndefinedBehaviorError, str(error), thread) from error
+            place(changed.encode_unchecked())
+
+    return step
+
+
+def _map_bytes(
+    machine: Machine, thread: Thread, address: int, space: str, writing: bool
+) -> tuple[Any, bytes]:
+    """How to write a map, and its bytes."""
+    if space == "" and address >> 56 == SHARED_WINDOW >> 56:
+        space, address = "shared::cta", address - SHARED_WINDOW
+    require_multiple(thread, address & 0xFFFFFF, ALIGN, "the address of the tensor map")
+    if space == "shared::cta":
+        shared = machine.shared
+        offset = shared_offset(machine, thread, address, BYTES, "the tensor map", cluster=False)
+        assert shared.shadow is not None
+        if shared.shadow.data[offset : offset + BYTES].any():
+            raise failure(PoisonError, "the tensor map is undefined", thread)
+
+        def put(data: bytes) -> None:
+            shared.memory.data[offset : offset + BYTES] = np.frombuffer(data, np.uint8)
+
+        return put, shared.memory.data[offset : offset + BYTES].tobytes()
+    check_global(machine, thread, address, BYTES, writing)
+
+    def put_back(data: bytes) -> None:
+        put_global(machine, address, np.frombuffer(data, np.uint8))
+        _states(machine).change(address)
+
+    return put_back, bytes(global_bytes(machine, address, BYTES)[0].tobytes())
+
+
+@instruction("tensormap.cp_fenceproxy", together="warp")
+def copy_map(d: Decoder) -> Step:
+    """PTX ISA 9.7.13.18: copies a map from shared to global memory and releases it."""
+    for part in ("global", "shared::cta", "tensormap::generic", "release"):
+        d.modifiers.one_of(part)
+    d.modifiers.ignore("cta", "cluster", "gpu", "sys", "sync", "aligned")
+    d.expect(3)
+    if d.operands[2] != Integer(BYTES):
+        d.refuse("tensormap.cp_fenceproxy copies 128 bytes")
+    to, source = reader(d.address(0), "the destination"), reader(d.address(1), "the source")
+    machine = d.machine
+
+    def step(group: Group) -> None:
+        targets, sources = to(group), source(group)
+        for row in range(len(group)):
+            thread = Thread(int(group.index[row]), 0)
+            at = sources(row, thread)
+            _, data = _map_bytes(machine, thread, at, "shared::cta", False)
+            put, _ = _map_bytes(machine, thread, targets(row, thread), "global", True)
+            put(data)
+
+    return step
+
+
+@instruction("fence.proxy.tensormap::generic")
+def tensormap_fence(d: Decoder) -> Step:
+    """PTX ISA 9.7.13.4: orders changes of tensor maps before their use."""
+    acquires = d.modifiers.one_of("acquire", "release") == "acquire"
+    d.modifiers.ignore("cta", "cluster", "gpu", "sys")
+    d.expect(2 if acquires else 0)
+    machine = d.machine
+    address = reader(d.address(0), "the address of the tensor map") if acquires else None
+
+    def step(group: Group) -> None:
+        if address is None:
+            return
+        places = address(group)
+        for row, thread in threads_of(group):
+            _states(machine).acquire(places(row, thread), int(machine.row_cta[thread.row]))
+
+    return step
