@@ -4,6 +4,7 @@ Tensors are registered, not copied. Between two allocations lies at least what t
 process keeps for itself, so an access over the end of one is found before it reaches another.
 """
 
+import threading
 from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
@@ -67,10 +68,15 @@ class Allocation:
 
 
 class GlobalMemory(Space):
-    """The memory that kernels share with the host: registered allocations, nothing else."""
+    """The memory that kernels share with the host: registered allocations, nothing else.
+
+    Attributes:
+        lock: held while a kernel runs.
+    """
 
     def __init__(self) -> None:
         super().__init__("global", Bytes(np.asarray(_ProcessMemory())), None)
+        self.lock = threading.RLock()
         self._bases: list[int] = []
         self._allocations: list[Allocation] = []
 

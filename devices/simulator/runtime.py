@@ -1,9 +1,8 @@
 """Loads PTX images and runs their kernels on the CPU, on the memory of this process."""
 
 import math
-import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from humming.errors import HummingError
 from humming.hookspecs import Image
@@ -17,6 +16,21 @@ from .ptx_parser import parse
 from .ptx_syntax import TYPE_BITS, Symbol, Variable
 
 
+class Buffer(NamedTuple):
+    """Memory that a kernel may access during one launch.
+
+    Attributes:
+        address, size_bytes: where it is.
+        name: for messages.
+        undefined: whether its content counts as undefined until the kernel writes it.
+    """
+
+    address: int
+    size_bytes: int
+    name: str = ""
+    undefined: bool = False
+
+
 class SimulatedKernel:
     """A loaded kernel. It runs when it is launched, and the launch returns when it has ended."""
 
@@ -25,7 +39,6 @@ class SimulatedKernel:
     ) -> None:
         self.program, self.smem_bytes, self.options = program, smem_bytes, options
         self._memory = memory
-        self._lock = threading.Lock()
         self._machines: dict[Shape, Machine] = {}
         self._globals = _place_globals(program, memory)
 
@@ -38,6 +51,7 @@ class SimulatedKernel:
         pdl: bool = False,
         *,
         cluster: Dim = (1, 1, 1),
+        buffers: Sequence[Buffer] = (),
     ) -> None:
         """Runs the kernel.
 
@@ -47,6 +61,7 @@ class SimulatedKernel:
             params: bytes of the kernel's parameters.
             stream, pdl: without meaning here: kernels run one after the other.
             cluster: CTAs of a cluster in x, y and z.
+            buffers: what the kernel may access beside all that the runtime has registered.
 
         Raises:
             SimulationError: the kernel did what it must not do.
@@ -54,14 +69,26 @@ class SimulatedKernel:
         """
         data = bytes(params)
         self._check(grid, block, data, cluster)
-        with self._lock:
-            for ctas in self._waves(grid, block, cluster):
-                shape = Shape(len(ctas), block, cluster, self.smem_bytes)
-                machine = self._machines.get(shape)
-                if machine is None:
-                    machine = Machine(self.program, shape, self._memory, self.options)
-                    self._machines[shape] = machine
-                machine.run(ctas, grid, data, self._globals)
+        # One kernel at a time: they share what is registered, and each machine has one state.
+        with self._memory.lock:
+            for buffer in buffers:
+                self._memory.register(
+                    buffer.address, buffer.size_bytes, buffer.name, undefined=buffer.undefined
+                )
+            try:
+                self._run(grid, block, data, cluster)
+            finally:
+                for buffer in buffers:
+                    self._memory.forget(buffer.address, buffer.size_bytes)
+
+    def _run(self, grid: Dim, block: Dim, data: bytes, cluster: Dim) -> None:
+        for ctas in self._waves(grid, block, cluster):
+            shape = Shape(len(ctas), block, cluster, self.smem_bytes)
+            machine = self._machines.get(shape)
+            if machine is None:
+                machine = Machine(self.program, shape, self._memory, self.options)
+                self._machines[shape] = machine
+            machine.run(ctas, grid, data, self._globals)
 
     def _check(self, grid: Dim, block: Dim, data: bytes, cluster: Dim) -> None:
         threads = block[0] * block[1] * block[2]

@@ -69,10 +69,13 @@ class Product:
         kernel = memory.load(Image("ptx", self.ptx().encode()), plan.entry, plan.smem_bytes)
         packed = self.packed
         constant = (self.x, packed.codes, packed.scales, packed.zeros, packed.second_scale)
-        for tensor in (t for t in constant if t is not None):
-            memory.register(tensor.data_ptr(), tensor.numel() * tensor.element_size(), "an input")
+        buffers = [
+            runtime.Buffer(t.data_ptr(), t.numel() * t.element_size(), "an input")
+            for t in constant
+            if t is not None
+        ]
         size = self.out.numel() * self.out.element_size()
-        memory.register(self.out.data_ptr(), size, "the output", undefined=True)
+        buffers.append(runtime.Buffer(self.out.data_ptr(), size, "the output", undefined=True))
         grid, tile = plan.grid(self.m), plan.tile
         partials = counters = 0
         if tile.split_k > 1:
@@ -85,7 +88,7 @@ class Product:
             *addresses, 0, self.out.data_ptr(), partials, counters, *strides,
             self.m, self.n, self.k, 0,
         )  # fmt: skip
-        return lambda: kernel.launch(grid, (tile.threads, 1, 1), params)
+        return lambda: kernel.launch(grid, (tile.threads, 1, 1), params, buffers=buffers)
 
     def check(self) -> None:
         """The result lies within the bound that its format and accumulation imply."""
