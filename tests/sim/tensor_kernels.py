@@ -384,9 +384,10 @@ def scale_columns(codes: np.ndarray) -> np.ndarray:
     """Scales [rows, count] as tensor memory holds them (9.7.16.10.7): uint32 [128, columns]."""
     rows, count = codes.shape
     words = -(-count // 4)
-    found = np.zeros((words, 4, 128), np.uint32)
+    height = max(4, -(-rows // 32))
+    found = np.zeros((words, height, 128), np.uint32)
     for row in range(rows):
         for k in range(count):
             lanes = row % 32 + 32 * np.arange(4)
             found[k // 4, row // 32, lanes] |= np.uint32(int(codes[row, k]) << 8 * (k % 4))
-    return np.ascontiguousarray(found.reshape(words * 4, 128).T)
+    return np.ascontiguousarray(found.reshape(words * height, 128).T)

@@ -6,6 +6,7 @@ from . import (
     atomics,
     barrier,
     bits,
+    block_scale,
     bulk_copy,
     compare,
     control,
@@ -13,11 +14,13 @@ from . import (
     data,
     matrix,
     memory,
+    ppu,
     proxy_fences,
     tensor_copy,
     tensor_core,
     tensor_memory,
     warp,
+    wgmma,
 )
 
 __all__ = [
@@ -26,6 +29,7 @@ __all__ = [
     "atomics",
     "barrier",
     "bits",
+    "block_scale",
     "bulk_copy",
     "compare",
     "control",
@@ -33,9 +37,11 @@ __all__ = [
     "data",
     "matrix",
     "memory",
+    "ppu",
     "proxy_fences",
     "tensor_copy",
     "tensor_core",
     "tensor_memory",
     "warp",
+    "wgmma",
 ]

@@ -1,0 +1,139 @@
+"""`mma.sync` with block scales (PTX ISA 9.7.14.3, "Block Scaling for mma.sync")."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .. import fragments, numerics
+from ..decoder import Decoder, Step, instruction
+from ..errors import UndefinedBehaviorError
+from ..groups import Array, Group
+from ..memory import fault
+from ..operands import Source
+from .data import require_defined
+from .matrix import operand_values, stacked
+from .targets import require_target
+
+_KINDS = {
+    # kind -> K, bits of an element in the register, scale vector sizes
+    "mxf8f6f4": (32, 8, ("scale_vec::1X",)),
+    "mxf4": (64, 4, ("scale_vec::2X",)),
+    "mxf4nvf4": (64, 4, ("scale_vec::2X", "scale_vec::4X")),
+}
+_ELEMENTS = {8: ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1"), 4: ("e2m1",)}
+_BYTE_IDS = {1: (0, 1, 2, 3), 2: (0, 2), 4: (0,)}
+_OPCODES = [
+    *(f"mma.sync.aligned.kind::{kind}" for kind in _KINDS),
+    *(f"mma.sync.aligned.m16n8k{k}.row.col.kind::{kind}" for kind, (k, _, _) in _KINDS.items()),
+]
+"""The kind may stand ahead of the shape or behind it."""
+
+
+class _Scales(NamedTuple):
+    """An operand's scales: a register, and which byte of which thread's is used."""
+
+    register: Source
+    byte_id: Source
+    thread_id: Source
+    threads: int
+
+    def read(self, group: Group, count: int, rows: int) -> tuple[Array, Array]:
+        """Codes [n, rows, count], and the rows [n, rows] of which one is undefined.
+
+        Rows of A are in pairs of neighbouring threads, columns of B in one thread each.
+        """
+        byte = _same(self.byte_id, group, "the byte of the scales")
+        thread = _same(self.thread_id, group, "the thread of the scales")
+        if byte not in _BYTE_IDS[count] or thread >= self.threads:
+            told = f"scales from byte {byte} of thread {thread}: possible for {count} of them are"
+            told = f"{told} bytes {_BYTE_IDS[count]} and threads below {self.threads}"
+            raise fault(UndefinedBehaviorError, told, group, group.active())
+        row = np.arange(rows)
+        lanes = 4 * (row % 8) + row // 8 + (2 if rows == 16 else 1) * thread
+        part = slice(byte, byte + count)
+        values = np.broadcast_to(self.register.read(group), (len(group), 32))[:, lanes]
+        codes = np.ascontiguousarray(values).view(np.uint8).reshape(len(group), rows, 4)
+        bad = self.register.poison(group)
+        if bad is None:
+            return codes[:, :, part], np.zeros((len(group), rows), np.bool_)
+        marks = np.ascontiguousarray(bad[:, lanes]).view(np.uint8).reshape(len(group), rows, 4)
+        return codes[:, :, part], marks[:, :, part].any(axis=2)
+
+
+def _same(source: Source, group: Group, what: str) -> int:
+    values = np.asarray(require_defined(source, group, what))
+    if values.ndim and (values != values.flat[0]).any():
+        raise fault(UndefinedBehaviorError, f"threads disagree about {what}", group, group.active())
+    return int(values if values.ndim == 0 else values.flat[0])
+
+
+@instruction(*_OPCODES, together="warp")
+def multiply_scaled(d: Decoder) -> Step:
+    """PTX ISA 9.7.14.5.14: D = (A * scales of A) (B * scales of B) + C."""
+    require_target(d, "120a", "120f", "121a", "121f")
+    modifiers = d.modifiers
+    kind = d.opcode.partition("kind::")[2]
+    k, bits, sizes = _KINDS[kind]
+    if not modifiers.flag("block_scale"):
+        d.refuse(f"kind::{kind} has block scales")
+    default = sizes[0] if len(sizes) == 1 else None
+    count = int(modifiers.one_of(*sizes, default=default)[-2])
+    modifiers.ignore(f"m16n8k{k}", "row", "col")
+    types = list(modifiers.left)
+    modifiers.left.clear()
+    elements = _ELEMENTS[bits]
+    scales = ("ue4m3", "ue8m0") if count == 4 else ("ue8m0",)
+    if len(types) != 5 or types[0] != "f32" or types[3] != "f32" or types[4] not in scales:
+        d.refuse(f"kind::{kind} with these scales has the types f32.A.B.f32.{' or '.join(scales)}")
+    if types[1] not in elements or types[2] not in elements:
+        d.refuse(f"kind::{kind} multiplies {', '.join(elements)}")
+    d.expect(8)
+    a, b, c = d.sources(1, "b32"), d.sources(2, "b32"), d.sources(3, "f32")
+    targets = d.targets(0, "f32")
+    if (len(targets), len(a), len(b), len(c)) != (4, 4, 2, 4):
+        d.refuse("D, A, B and C have 4, 4, 2 and 4 registers")
+    of_a, of_b = _scales(d, 4, 2), _scales(d, 6, 4)
+    table = numerics.decode_table(types[4])
+    mask = 0x7F if types[4] == "ue4m3" else 0xFF
+
+    def operand(
+        registers: list[Source], scale: _Scales, name: str, rows: int, group: Group
+    ) -> tuple[Array, Array]:
+        """float64 [n, rows, K] with the scales, and the undefined rows."""
+        view = fragments.a_matrix if rows == 16 else fragments.b_matrix
+        raw, bad = stacked(registers, group)
+        values = operand_values(view(_elements(raw, bits)), name, packed_fp4=bits == 4)
+        codes, undefined = scale.read(group, count, rows)
+        if bad is not None:
+            undefined = undefined | (view(_elements(bad, bits)) != 0).any(axis=2)
+        return values * np.repeat(table.take(codes & mask), k // count, axis=2), undefined
+
+    def step(group: Group) -> None:
+        left, bad_a = operand(a, of_a, types[1], 16, group)
+        right, bad_b = operand(b, of_b, types[2], 8, group)
+        before, bad_c = stacked(c, group)
+        total = left @ right.transpose(0, 2, 1)
+        total = total + fragments.c_matrix(before.astype(np.float64))
+        values = fragments.c_registers(total)
+        flags = fragments.c_registers(bad_a[:, :, None] | bad_b[:, None, :])
+        if bad_c is not None:
+            flags = flags | (bad_c != 0)
+        poison = np.where(flags, np.uint32(0xFFFFFFFF), np.uint32(0))
+        for place, target in enumerate(targets):
+            result = numerics.canonical_f32(values[:, place].astype(np.float32))
+            bad = poison[:, place]
+            target.put(group, result, bad if bad.any() else None)
+
+    return step
+
+
+def _elements(registers: Array, bits: int) -> Array:
+    """Codes [n, registers, 32, elements]."""
+    return fragments.elements(list(registers.transpose(1, 0, 2)), bits, len(registers))
+
+
+def _scales(d: Decoder, place: int, threads: int) -> _Scales:
+    registers, ids = d.sources(place, "b32"), d.sources(place + 1, "u16")
+    if len(registers) != 1 or len(ids) != 2:
+        d.refuse("scales are one register, with the numbers of a byte and a thread")
+    return _Scales(registers[0], ids[0], ids[1], threads)
