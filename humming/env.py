@@ -18,6 +18,8 @@ VARIABLES: dict[str, str] = {
     "default: the number of processors this process may use.",
     "HUMMING_STRICT_PLUGINS": "1: raise at once when a device plugin is broken, "
     "instead of when one of its devices is asked for; default: 0.",
+    "HUMMING_SIMULATE": "Name of the device that the CPU simulates where no accelerator is "
+    "present; default: a100_80gb.",
     "HUMMING_TRACE_PLUGINS": "1: log each call of a plugin hook with its result; default: 0.",
 }
 """Each variable with one line on its meaning and default, as docs/environment.md lists them."""
@@ -63,6 +65,11 @@ def compile_jobs() -> int:
 def strict_plugins() -> bool:
     """Whether a broken plugin raises at once (`HUMMING_STRICT_PLUGINS`)."""
     return _flag("HUMMING_STRICT_PLUGINS")
+
+
+def simulated_device() -> str:
+    """Name of the row that the CPU stands in for (`HUMMING_SIMULATE`)."""
+    return os.environ.get("HUMMING_SIMULATE", "").strip() or "a100_80gb"
 
 
 def trace_plugins() -> bool:

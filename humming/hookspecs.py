@@ -6,10 +6,10 @@ result is checked; a plugin that fails or returns something else is reported wit
 and the hook, and never takes down the others.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pluggy
 
@@ -29,7 +29,8 @@ class PresentDevice:
     """A device that a plugin found on this machine.
 
     Attributes:
-        index: its number in the driver, counted from 0; the runtime is given it again.
+        index: its number in the driver, counted from 0; the runtime is given it again. -1 is the
+            host itself, whose tensors are torch's CPU tensors; it is used where nothing else is.
         driver_name: what its driver calls it.
         row: name of its row; empty to have it found by the driver name.
         sms, l2_bytes, memory_bytes: what the driver says, None if it does not. Where the row says
@@ -114,8 +115,28 @@ class Kernel(Protocol):
         """
 
 
+class Buffer(NamedTuple):
+    """Memory of the host that a kernel which runs there may access during one launch.
+
+    Attributes:
+        address, size_bytes: where it is.
+        name: for messages.
+        undefined: whether its content counts as undefined until the kernel writes it.
+    """
+
+    address: int
+    size_bytes: int
+    name: str
+    undefined: bool
+
+
 class Runtime(Protocol):
-    """Loads images. Creating one must be cheap and must not fail."""
+    """Loads images. Creating one must be cheap and must not fail.
+
+    A runtime whose kernels run on the host's own memory also has `register(address, size_bytes,
+    name)`, for memory that they may always access, and its kernels' `launch` takes `buffers`, the
+    `Buffer`s that one launch may access; they may access nothing else.
+    """
 
     def load(self, image: Image, entry: str, smem_bytes: int, device_index: int) -> Kernel:
         """Load an image on a device, with room for dynamic shared memory."""
@@ -163,6 +184,17 @@ def humming_probe() -> Iterable[PresentDevice]:
     Called whenever devices are listed. No driver means no devices: return nothing. Anything else
     that goes wrong should raise; the error is shown and other plugins' devices stay usable. Claim
     only devices that are surely yours.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def humming_variants(devices: Sequence[DeviceCapabilities]) -> Iterable[DeviceCapabilities]:
+    """Devices that the plugin makes of the rows of all plugins, such as a simulation of each.
+
+    Called once, after all matrices have been read, with every sound row. Each result is named
+    PREFIX:ROW after the row that it is a variant of, and found under the row's aliases too. A
+    variant is no row: it is planned and compiled for when it is named, and listed by itself.
     """
     raise NotImplementedError
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from humming import runtime
+from humming import plugins, runtime
 from humming.dtypes import DataType
 from humming.errors import UnsupportedError
 from humming.formats import ActivationSpec, WeightSpec
@@ -38,6 +38,7 @@ def matmul(
     *,
     out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
+    device: str | None = None,
 ) -> torch.Tensor:
     """x @ W.T + bias, with a packed quantized weight; sums are in float32.
 
@@ -53,6 +54,8 @@ def matmul(
         bias: [N] of the output dtype, on the device of x.
         out_dtype: float16, bfloat16 or float32; by default that of `out`, else that of x.
         out: [..., N] to write to: contiguous, or two-dimensional with adjacent values in its rows.
+        device: name of a device that the CPU simulates, for tensors on the CPU; by default the
+            one that HUMMING_SIMULATE names. Not under torch.compile or autograd.
 
     Returns:
         [..., N], `out` if it was given. Empty where x is.
@@ -80,6 +83,9 @@ def matmul(
             spec.second_scale,
         )
     )
+    if device is not None:
+        dtype = out_dtype or (x.dtype if out is None else out.dtype)
+        return _run(x, operands, name, *weight.shape, dtype, out, device)
     return multiply(x, operands, name, weight.shape, out_dtype, out)
 
 
@@ -202,30 +208,57 @@ def _matmul_out(
 
 
 def _run(
-    x: torch.Tensor, operands: Operands, weight: str, n: int, k: int, out_dtype: torch.dtype
+    x: torch.Tensor,
+    operands: Operands,
+    weight: str,
+    n: int,
+    k: int,
+    out_dtype: torch.dtype,
+    out: torch.Tensor | None = None,
+    device: str | None = None,
 ) -> torch.Tensor:
-    out = torch.empty((*x.shape[:-1], n), dtype=out_dtype, device=x.device)
-    _run_into(x, operands, weight, n, k, out)
+    if out is None:
+        out = torch.empty((*x.shape[:-1], n), dtype=out_dtype, device=x.device)
+    _run_into(x, operands, weight, n, k, out, device)
     return out
 
 
 def _run_into(
-    x: torch.Tensor, operands: Operands, weight: str, n: int, k: int, out: torch.Tensor
+    x: torch.Tensor,
+    operands: Operands,
+    weight: str,
+    n: int,
+    k: int,
+    out: torch.Tensor,
+    device: str | None = None,
 ) -> None:
     _check(x, operands, n, k, out)
     device_index = x.get_device()
-    key = (weight, n, k, x.dtype, out.dtype, operands.bias is None, device_index)
+    key = (weight, n, k, x.dtype, out.dtype, operands.bias is None, device_index, device)
     product = _products.get(key)
     if product is None or not product.fits(operands):
-        product = _products[key] = _checked(x, operands, weight, n, k, out)
+        product = _products[key] = _checked(x, operands, weight, n, k, out, device)
     if out.numel():
         product.gemm(_rows(x, k), operands, out if out.dim() == 2 else out.view(-1, n))
 
 
 def _checked(
-    x: torch.Tensor, operands: Operands, weight: str, n: int, k: int, out: torch.Tensor
+    x: torch.Tensor,
+    operands: Operands,
+    weight: str,
+    n: int,
+    k: int,
+    out: torch.Tensor,
+    device: str | None,
 ) -> _Product:
     codes, scales, zeros, second_scale, bias = operands
+    if not x.is_cuda and not any(found.index < 0 for found in plugins.devices()):
+        _refuse(
+            "a product of tensors on the CPU",
+            "kernels run on accelerators, and no plugin that simulates one is installed",
+            "Move the tensors to an accelerator; humming.reference.matmul computes products "
+            "slowly anywhere.",
+        )
     spec = WeightSpec.parse(weight)
     PackedWeight(spec, (n, k), OPERAND_BITS, codes, scales, zeros, second_scale)  # checks itself
     problem = GemmProblem(
@@ -237,7 +270,7 @@ def _checked(
         bias is not None,
     )
     return _Product(
-        runtime.gemm_for(problem, x.get_device()),
+        runtime.gemm_for(problem, x.get_device(), device),
         codes.numel(),
         scales.numel(),
         scales.dtype,
@@ -337,15 +370,6 @@ def _matmul_out_fake(x: torch.Tensor, *arguments: Any, out: torch.Tensor) -> Non
     _check(x, Operands(*tensors), n, k, out)
 
 
-def _on_cpu(x: torch.Tensor, *arguments: Any, **keywords: Any) -> NoReturn:
-    _refuse(
-        "a product of tensors on the CPU",
-        "kernels run on accelerators, and no simulator device is installed",
-        "Move the tensors to an accelerator; humming.reference.matmul computes products slowly "
-        "anywhere.",
-    )
-
-
 def _backward(context: Any, gradient: torch.Tensor) -> NoReturn:
     _refuse(
         "a backward pass through humming.matmul",
@@ -367,7 +391,7 @@ for _operator, _on_device, _fake in (
     ("matmul_out", _matmul_out, _matmul_out_fake),
 ):
     _LIBRARY.impl(_operator, _on_device, "CUDA")
-    _LIBRARY.impl(_operator, _on_cpu, "CPU")
+    _LIBRARY.impl(_operator, _on_device, "CPU")
     _library.register_fake(f"humming::{_operator}", _fake, lib=_LIBRARY)
 _library.register_autograd("humming::matmul", _backward, lib=_LIBRARY)
 _MATMUL = torch.ops.humming.matmul.default

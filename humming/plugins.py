@@ -169,12 +169,23 @@ class PluginSet:
                 self._report(plugin, hook, error)
         known = {name: problem.error for name, problem in self._problems.items()}
         registry = Registry(parts, known, lost)
+        self._add_variants(registry)
         for plugin in self._plugins:
             if plugin.name in registry.problems and plugin.name not in known:
                 self._report(plugin, "registry", registry.problems[plugin.name])
         if env.strict_plugins() and registry.errors():
             raise registry.errors()[0]
         return registry
+
+    def _add_variants(self, registry: Registry) -> None:
+        hook, rows = "humming_variants", tuple(registry.devices())
+        for plugin in self._plugins:
+            try:
+                registry.add_variants(
+                    plugin.name, self._listed(plugin, hook, DeviceCapabilities, devices=rows)
+                )
+            except Exception as error:
+                self._report(plugin, hook, error)
 
     def _matrix_source(self, plugin: _Plugin) -> Any:
         result = self._call(plugin, "humming_matrix")
@@ -190,11 +201,11 @@ class PluginSet:
     def _matrix(self, plugin: _Plugin, raw: Any) -> Matrix | None:
         return None if raw is None else read_matrix(raw, f"the matrix of plugin {plugin.name}")
 
-    def _listed(self, plugin: _Plugin, hook: str, kind: type[T]) -> tuple[T, ...]:
+    def _listed(self, plugin: _Plugin, hook: str, kind: type[T], **arguments: Any) -> tuple[T, ...]:
         """What a hook returns, checked to be a collection of one type."""
         if hook not in _implemented(plugin.module):
             return ()
-        result = self._call(plugin, hook)
+        result = self._call(plugin, hook, **arguments)
         wanted = f"expected an iterable of {kind.__name__}"
         if isinstance(result, (str, bytes, Mapping)) or not isinstance(result, Iterable):
             raise PluginError(f"returned {_told(result)}, {wanted}")
@@ -273,7 +284,9 @@ class PluginSet:
     def _accelerator(self, index: int | None) -> PresentDevice:
         """The present device of an index, or the one to use when nobody says which."""
         present = self._present()
-        wanted = index if index is not None else min((d.index for d in present), default=None)
+        # The host itself has a negative index, and serves where there is nothing else.
+        indices = [d.index for d in present if d.index >= 0] or [d.index for d in present]
+        wanted = index if index is not None else min(indices, default=None)
         chosen = [d for d in present if d.index == wanted]
         if len(chosen) == 1:
             return chosen[0]
@@ -282,9 +295,9 @@ class PluginSet:
             names = ", ".join(f"{d.row or d.driver_name} (plugin {d.plugin})" for d in chosen)
             raise UnsupportedError(asked, f"several fit: {names}", "Name one with --device.")
         if index is not None and present:
-            indices = ", ".join(str(d.index) for d in present)
+            known = ", ".join(map(str, indices))
             raise UnsupportedError(
-                f"accelerator {index}", "there is none of this index", f"Present are {indices}."
+                f"accelerator {index}", "there is none of this index", f"Present are {known}."
             )
         names = ", ".join(row.name for row in self.registry.devices())
         broken = "".join(f" {problem}." for problem in present.problems)

@@ -103,6 +103,7 @@ class Registry:
         self._names: dict[str, str] = {}
         self._devices: dict[str, DeviceCapabilities] = {}
         self._rows: dict[str, DeviceRow] = {}
+        self._variants: dict[str, DeviceCapabilities] = {}
         self._collect_headers()
         self._collect_components()
         self._collect_devices()
@@ -129,7 +130,8 @@ class Registry:
             PluginError: the row, or the plugin that has it, is broken.
         """
         asked = name.strip().lower()
-        canonical = self._names.get(asked, asked)
+        prefix, colon, row = asked.rpartition(":")
+        canonical = prefix + colon + self._names.get(row, row)
         if canonical in self._broken:
             raise self._broken[canonical]
         owner = self.owner(canonical)
@@ -137,14 +139,45 @@ class Registry:
             raise self.problems[owner]
         if canonical in self._devices:
             return self._devices[canonical]
+        if canonical in self._variants:
+            return self._variants[canonical]
         for plugin, problem in self.problems.items():
             # A plugin that could not even be imported has no rows; its devices bear its name.
             if asked.startswith(plugin):
                 raise problem
         broken = f" Broken plugins: {', '.join(sorted(self.problems))}." if self.problems else ""
         raise UnsupportedError(
-            f"device {name!r}", "no row has this name", suggest(asked, sorted(self._names)) + broken
+            f"device {name!r}",
+            "no row has this name",
+            suggest(asked, sorted([*self._names, *self._variants] if colon else self._names))
+            + broken,
         )
+
+    def variants(self) -> list[DeviceCapabilities]:
+        """Every usable variant of a row, by name."""
+        return [
+            caps
+            for name, caps in sorted(self._variants.items())
+            if self._owners[name] not in self.problems
+        ]
+
+    def add_variants(self, plugin: str, variants: Iterable[DeviceCapabilities]) -> None:
+        """Take in what a plugin makes of the rows of all.
+
+        Raises:
+            PluginError: a variant is not named after a row, or another one has its name.
+        """
+        found: dict[str, DeviceCapabilities] = {}
+        for caps in variants:
+            prefix, _, row = caps.name.rpartition(":")
+            if not prefix or row not in self._devices:
+                raise PluginError(f"the variant {caps.name!r} is not named PREFIX:ROW after a row")
+            if caps.name in self._variants or caps.name in found:
+                other = self._owners.get(caps.name, plugin)
+                raise PluginError(f"the variant {caps.name!r} is claimed by {other} and {plugin}")
+            found[caps.name] = caps
+        self._variants |= found
+        self._owners |= dict.fromkeys(found, plugin)
 
     def owner(self, name: str) -> str | None:
         """The plugin that has the row of a device, None if no plugin has."""

@@ -17,7 +17,7 @@ from humming import hookspecs, plugins
 from humming.capability import DeviceCapabilities
 from humming.compiler import CompiledKernel, compile_many, compile_plan
 from humming.composer import M_RANGES, KernelPlan, compose
-from humming.errors import UnsupportedError
+from humming.errors import PluginError, UnsupportedError
 from humming.problem import GemmProblem
 
 # GemmParams of kernels/params.cuh: 9 addresses, 2 strides, then m, n, k and a reserved int.
@@ -131,8 +131,9 @@ class Kernel:
         self.plan = plan
         self.compiled = compiled or compile_plan(plan)
         device = _device(plan.decision.capabilities, device_index)
-        self._launch = device.load(self.compiled, plan.smem_bytes).launch
+        self._launch: Any = device.load(self.compiled, plan.smem_bytes).launch
         self._workspaces = device.workspaces
+        self._on_host = device_index < 0
         # Everything that a launch needs of the plan, so that it looks nothing up.
         tile = plan.tile
         self._n, self._tiles_n = plan.problem.n, plan.grid(1)[0]
@@ -166,7 +167,7 @@ class Kernel:
         partials_at = counters_at = 0
         if self._split_k > 1:
             tiles = self._tiles_n * tiles_m
-            if torch.cuda.is_current_stream_capturing():
+            if not self._on_host and torch.cuda.is_current_stream_capturing():
                 partials = x.new_empty(tiles * self._partials_bytes, dtype=torch.uint8)
                 partials_at = partials.data_ptr()
                 counters_at = self._workspaces.of_graph(tiles)
@@ -202,7 +203,12 @@ class Kernel:
             0,
         )
         grid = (self._tiles_n, tiles_m, self._split_k)
-        self._launch(grid, self._block, params, stream, self._pdl)
+        if self._on_host:
+            self._launch(
+                grid, self._block, params, stream, self._pdl, buffers=_buffers(x, operands, out)
+            )
+        else:
+            self._launch(grid, self._block, params, stream, self._pdl)
 
 
 class Gemm:
@@ -210,13 +216,17 @@ class Gemm:
 
     Args:
         problem: what is computed.
-        device_index: index of the device, as torch counts.
+        device_index: index of the device, as torch counts; -1 is the host.
+        device: name of the device where that is to be another than the index implies: one that
+            the host simulates.
     """
 
-    def __init__(self, problem: GemmProblem, device_index: int) -> None:
+    def __init__(self, problem: GemmProblem, device_index: int, device: str | None = None) -> None:
         self.problem = problem
         self.device_index = device_index
-        self.capabilities = plugins.capabilities(device_index)
+        self.capabilities = plugins.capabilities(device_index if device is None else device)
+        if device is not None:
+            _check_place(self.capabilities, device_index)
         self._lock = threading.Lock()
         self._bounds = [high for _, high in M_RANGES if high is not None]
         self._kernels: list[Kernel | None] = [None] * len(M_RANGES)
@@ -225,7 +235,9 @@ class Gemm:
         """Enqueues a product on the current stream of the device; arguments as `Kernel.launch`."""
         index = self.device_index
         kernel = self.kernel(x.shape[0])
-        if torch.cuda.current_device() == index:
+        if index < 0:
+            kernel.launch(x, operands, out, 0)  # the host runs one kernel after the other
+        elif torch.cuda.current_device() == index:
             kernel.launch(x, operands, out, _current_stream(index))
         else:
             with torch.cuda.device(index):
@@ -284,25 +296,66 @@ class _Device:
 
 
 _lock = threading.RLock()
-_devices: dict[int, _Device] = {}
-_gemms: dict[tuple[GemmProblem, int], Gemm] = {}
+_devices: dict[tuple[int, str], _Device] = {}
+_gemms: dict[tuple[GemmProblem, int, str | None], Gemm] = {}
 
 
-def gemm_for(problem: GemmProblem, device_index: int) -> Gemm:
+def gemm_for(problem: GemmProblem, device_index: int, device: str | None = None) -> Gemm:
     """Returns the table of kernels for a problem on a device, the same one each time.
 
     Raises:
-        UnsupportedError: no row of the matrix describes the device.
+        UnsupportedError: no row of the matrix describes the device, or it is somewhere else.
     """
     with _lock:
-        key = (problem, device_index)
+        key = (problem, device_index, device)
         if key not in _gemms:
-            _gemms[key] = Gemm(problem, device_index)
+            _gemms[key] = Gemm(problem, device_index, device)
         return _gemms[key]
 
 
+def runs_on_host(caps: DeviceCapabilities) -> bool:
+    """Whether kernels of a device run on this machine's own memory, whatever is present."""
+    try:
+        return hasattr(plugins.runtime_for(caps), "register")
+    except PluginError:
+        return False  # nothing runs its kernels, here or elsewhere
+
+
+def _check_place(caps: DeviceCapabilities, index: int) -> None:
+    """Refuses a device that is not where the tensors are."""
+    here = runs_on_host(caps) if index < 0 else plugins.capabilities(index).name == caps.name
+    if not here:
+        place = "the CPU" if index < 0 else f"CUDA device {index}"
+        variants = [v.name for v in plugins.registry().variants()]
+        simulated = [name for name in variants if name.endswith(f":{caps.name}")]
+        raise UnsupportedError(
+            f"a product of tensors on {place} by {caps.name}",
+            "its kernels run where it is",
+            f"Move the tensors there, or name {' or '.join(simulated) or 'a device'} "
+            "for tensors on the CPU.",
+        )
+
+
 def _device(caps: DeviceCapabilities, index: int) -> _Device:
+    # The host stands in for any device, so its index alone does not tell.
+    key = (index, caps.name if index < 0 else "")
     with _lock:
-        if index not in _devices:
-            _devices[index] = _Device(plugins.runtime_for(caps), index)
-        return _devices[index]
+        if key not in _devices:
+            _devices[key] = _Device(plugins.runtime_for(caps), index)
+        return _devices[key]
+
+
+def _buffers(x: torch.Tensor, operands: Operands, out: torch.Tensor) -> list[hookspecs.Buffer]:
+    """The memory that a product uses, the output as not yet written."""
+    named = {"x": x, **operands._asdict(), "out": out}
+    return [
+        hookspecs.Buffer(tensor.data_ptr(), _extent_bytes(tensor), name, name == "out")
+        for name, tensor in named.items()
+        if tensor is not None and tensor.numel()
+    ]
+
+
+def _extent_bytes(tensor: torch.Tensor) -> int:
+    """Bytes from a tensor's first element to behind its last one."""
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()

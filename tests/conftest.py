@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+# Before torch is loaded: processes of a parallel run would fight over the processors.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 _CACHE_VARIABLE = "HUMMING_CACHE_DIR"
 _OWN_CACHE = pytest.StashKey[Path]()
 

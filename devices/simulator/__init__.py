@@ -3,11 +3,27 @@
 It has no devices of its own: `sim:NAME` is the row NAME, whoever has it, run here.
 """
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from humming import env
 from humming.capability import DeviceCapabilities
-from humming.hookspecs import Compiler, Runtime, hookimpl
+from humming.hookspecs import Compiler, PresentDevice, Runtime, hookimpl
 
 PREFIX = "sim:"
 """What the names of simulated devices begin with."""
+
+
+@hookimpl
+def humming_variants(devices: Sequence[DeviceCapabilities]) -> Iterator[DeviceCapabilities]:
+    for row in devices:
+        yield replace(row, name=PREFIX + row.name, title=f"{row.title or row.name}, simulated")
+
+
+@hookimpl
+def humming_probe() -> list[PresentDevice]:
+    # -1 is the host, as torch numbers the device of CPU tensors.
+    return [PresentDevice(index=-1, driver_name="CPU", row=PREFIX + env.simulated_device())]
 
 
 @hookimpl

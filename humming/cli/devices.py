@@ -52,13 +52,15 @@ def list_devices(
             for problem in present.problems
         ],
     }
+    variants = [caps.name for caps in plugins.registry().variants()]
     if show_all:
         payload["rows"] = [_summary(caps) for caps in rows]
+        payload["variants"] = variants
 
     def render(console: "Console") -> None:
         if present:
             cells = [
-                (d.index, d.driver_name, d.row or None, d.plugin, "; ".join(d.notes))
+                (_place(d.index), d.driver_name, d.row or None, d.plugin, "; ".join(d.notes))
                 for d in present
             ]
             print_table(console, "Present", ("#", "driver name", "row", "plugin", "notes"), cells)
@@ -70,10 +72,16 @@ def list_devices(
             cells = [tuple(_summary(caps).values()) for caps in rows]
             console.print()
             print_table(console, "Rows", tuple(_SUMMARY), cells)
+            if variants:
+                console.print(f"Variants of rows, run on the CPU: {', '.join(variants)}")
         else:
             console.print(f"{len(rows)} rows are known; `humming devices --all` lists them.")
 
     Output(as_json).emit(payload, render)
+
+
+def _place(index: int) -> str:
+    return str(index) if index >= 0 else "host"
 
 
 _SUMMARY = ("name", "title", "family", "arch", "SMs", "GB", "GB/s", "instructions")

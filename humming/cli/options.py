@@ -4,9 +4,6 @@ from typing import Annotated
 
 import typer
 
-DEFAULT_DEVICE = "a100"
-"""The row that `run` plans and compiles for where no accelerator is present."""
-
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")
 ]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from humming.cli.exits import CHECK_FAILED
-from humming.cli.options import DEFAULT_DEVICE, AllowUndocumented, AsJson
+from humming.cli.options import AllowUndocumented, AsJson
 from humming.cli.output import Output, print_table, seconds
 from humming.cli.weights import MatrixSource, file_matrices, random_matrix
 from humming.errors import UnsupportedError
@@ -32,7 +32,8 @@ def run(
         str | None,
         typer.Option(
             metavar="NAME",
-            help=f"A row; by default the present accelerator, else {DEFAULT_DEVICE}.",
+            help="A row, or sim:ROW to simulate it on the CPU; by default the present "
+            "accelerator, else the simulated device of HUMMING_SIMULATE.",
         ),
     ] = None,
     bias: Annotated[bool, typer.Option("--bias", help="Add a random bias.")] = False,
@@ -50,8 +51,9 @@ def run(
 ) -> None:
     """Quantize, pack, plan, compile and multiply, for each matrix.
 
-    Where the device is not present its kernel is compiled but cannot run: the packed weights are
-    multiplied by reference arithmetic on the CPU, and the output says so.
+    Without an accelerator the kernel runs in the simulator. The kernel of a named device that is
+    not present is compiled but does not run: the packed weights are multiplied by reference
+    arithmetic on the CPU. The output says what ran where.
     """
     from humming.cli.execution import Job, choose_target
     from humming.problem import GemmProblem

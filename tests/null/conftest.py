@@ -32,6 +32,7 @@ class Shell:
 @pytest.fixture
 def humming(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
     """`humming(*words)` is the exit status; tests may put devices in place afterwards."""
-    monkeypatch.setattr(plugins, "devices", lambda: plugins.PresentDevices([], []))
+    host = plugins.PresentDevice(-1, "CPU", "sim:a100_80gb", plugin="simulator")
+    monkeypatch.setattr(plugins, "devices", lambda: plugins.PresentDevices([host], []))
     monkeypatch.setattr(plugins.installed(), "devices", lambda: plugins.devices())
     return Shell(capsys)

@@ -75,7 +75,8 @@ def test_devices_lists_every_row(humming: Shell) -> None:
     told = humming.json("devices", "--all")
     names = [row["name"] for row in told["rows"]]
     assert names == [caps.name for caps in plugins.registry().devices()]
-    assert told["present"] == []
+    assert [found["row"] for found in told["present"]] == ["sim:a100_80gb"]
+    assert told["variants"] == sorted(f"sim:{name}" for name in names)
     assert humming("devices", "--all") == 0
     assert all(name in humming.out for name in names)
 
@@ -134,7 +135,6 @@ WRONG = {
     "unknown-device": (("explain", "w4a16", "--device", "h30"), "h20"),
     "unknown-format": (("explain", "int4_q128 x fp16", "--device", "h20"), "q128"),
     "unknown-weight": (("run", "--random", "64x64", "--weight", "int44"), "int4"),
-    "no-device-here": (("capabilities",), "--device"),
     "bad-shape": (("run", "--random", "64"), "NxK"),
     "empty-shape": (("run", "--random", "0x64"), "positive"),
     "nothing-to-run": (("run",), "--random"),
@@ -198,3 +198,12 @@ def test_json_has_no_nan() -> None:
 
     text = to_json({"a": float("nan"), "b": [float("inf"), 1.5], "c": {"d": -float("inf")}})
     assert json.loads(text) == {"a": None, "b": [None, 1.5], "c": {"d": None}}
+
+
+def test_a_machine_without_any_device_says_what_to_name(
+    humming: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugins, "devices", lambda: plugins.PresentDevices([], []))
+    monkeypatch.setattr(plugins.installed(), "_seen", None)
+    assert humming("capabilities") == 2
+    assert "--device" in humming.err

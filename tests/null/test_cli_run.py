@@ -32,8 +32,22 @@ def checkpoint(tmp_path: Path) -> Path:
     return tmp_path / "model.safetensors"
 
 
+def test_run_without_an_accelerator_simulates_one(humming: Shell) -> None:
+    told = humming.json(*RANDOM, "--check")
+    assert told["kernel_executed"] is True
+    assert told["executed_on"] == "sim:a100_80gb (cpu)"
+    assert told["passed"] is True
+
+
+@pytest.mark.parametrize("device", ["t4", "h200", "b300"])
+def test_run_simulates_any_device_by_name(humming: Shell, device: str) -> None:
+    told = humming.json(*RANDOM, "--device", f"sim:{device}", "--check")
+    assert told["executed_on"] == f"sim:{device} (cpu)"
+    assert told["passed"] is True
+
+
 def test_run_says_that_the_kernel_did_not_run(humming: Shell) -> None:
-    assert humming(*RANDOM, "--check") == 0
+    assert humming(*RANDOM, "--device", "a100", "--check") == 0
     line = humming.out.strip().splitlines()[-1]
     pattern = (
         r"executed on: reference arithmetic on the CPU \(no accelerator present\); "
@@ -78,14 +92,14 @@ def test_run_of_no_tokens(humming: Shell) -> None:
 def test_a_wrong_result_fails_the_check(humming: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     from humming import packing
 
-    right: Callable[[Any], Any] = packing.unpack
+    right: Callable[..., Any] = packing.pack
 
-    def wrong(packed: Any) -> Any:
-        weight = right(packed)
-        weight.codes[5, 3] ^= 0x40  # one bit of one code
-        return weight
+    def wrong(*arguments: Any, **keywords: Any) -> Any:
+        packed = right(*arguments, **keywords)
+        packed.codes[0, 0, 5] ^= 0x40  # one bit of one code
+        return packed
 
-    monkeypatch.setattr(packing, "unpack", wrong)
+    monkeypatch.setattr(packing, "pack", wrong)
     told = humming.json(*RANDOM, "--check", status=1)
     assert told["passed"] is False
     assert told["results"][0]["check"]["worst"] > 1
@@ -114,6 +128,7 @@ def test_run_takes_a_tensor_of_a_file(humming: Shell, checkpoint: Path) -> None:
 
 def test_glob_runs_every_matrix_and_says_what_it_left_out(humming: Shell, checkpoint: Path) -> None:
     words = ("run", f"{checkpoint}::*", "--weight", "int4_g64", "--activation", "bf16", "--check")
+    words += ("--device", "h100")
     told = humming.json(*words)
     assert {r["name"] for r in told["results"]} == {
         "layers.0.up_proj.weight",
@@ -129,6 +144,8 @@ def test_glob_runs_every_matrix_and_says_what_it_left_out(humming: Shell, checkp
 def test_run_on_a_present_device_runs_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     present = plugins.PresentDevice(1, "NVIDIA H200", "h200", plugin="nvidia")
     monkeypatch.setattr(plugins, "devices", lambda: plugins.PresentDevices([present], []))
+    monkeypatch.setattr(plugins.installed(), "devices", lambda: plugins.devices())
+    monkeypatch.setattr(plugins.installed(), "_seen", None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert execution.choose_target(None).executed_on == "h200 (cuda:1)"
     assert execution.choose_target("h200").kernel_runs
@@ -183,7 +200,7 @@ def test_an_infinite_bound_admits_overflow_but_no_nan(expected_within: bool) -> 
     plan = SimpleNamespace(
         problem=problem,
         tile=SimpleNamespace(split_k=1),
-        lowering=SimpleNamespace(scale_site="accumulator", operand=problem.activation.dtype),
+        lowering=SimpleNamespace(operand_roundings=lambda problem: 0),
     )
     check = execution._compare(result, plan, x, quantized, None)  # type: ignore[arg-type]
     assert check.passed is expected_within

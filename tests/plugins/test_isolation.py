@@ -1,6 +1,7 @@
 """A plugin that is broken is named, with its distribution and hook; the others stay usable."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -290,6 +291,58 @@ def test_two_answers_for_the_row_of_a_third_are_refused() -> None:
     )
     with pytest.raises(PluginError, match="plugins one and two both answer for card"):
         plugins.compiler_for(plugins.capabilities("card"))
+
+
+# -- variants of rows ------------------------------------------------------------------------------
+
+
+def twin(name: str) -> Any:
+    return plugin_with_variants(lambda devices: [replace(devices[0], name=name)])
+
+
+def plugin_with_variants(make: Any) -> Any:
+    def implementation(self: Any, devices: Any) -> Any:
+        return make(devices)
+
+    return type("Guest", (), {"humming_variants": hookimpl(implementation)})()
+
+
+def test_variant_is_found_under_its_name_and_is_no_row() -> None:
+    plugins = beside(twin("toy:card"))
+    assert plugins.capabilities("toy:card").sms == plugins.capabilities("card").sms
+    assert plugins.capabilities(" Toy:CARD ").name == "toy:card"
+    assert [caps.name for caps in plugins.registry.variants()] == ["toy:card"]
+    assert [caps.name for caps in plugins.registry.devices()] == ["card"]
+    assert plugins.registry.owner("toy:card") == "guest"
+    with pytest.raises(UnsupportedError, match="toy:card"):
+        plugins.capabilities("toy:cart")
+
+
+@pytest.mark.parametrize("name", ["card", "toy:other", ":card"])
+def test_variant_must_be_named_after_a_row(name: str) -> None:
+    plugins = beside(twin(name))
+    assert "not named PREFIX:ROW" in problem_of(plugins)
+    assert "humming_variants" in problem_of(plugins)
+    assert_sound_one_works(plugins)
+
+
+def test_variants_of_one_name_are_refused() -> None:
+    plugins = PluginSet.of_modules(sound=Sound(), one=twin("toy:card"), two=twin("toy:card"))
+    assert "claimed by one and two" in problem_of(plugins, "two")
+
+
+def test_variants_that_are_none_are_refused() -> None:
+    plugins = beside(plugin_with_variants(lambda devices: [42]))
+    assert "DeviceCapabilities" in problem_of(plugins)
+
+
+def test_the_host_is_used_only_where_nothing_else_is() -> None:
+    host = plugin_with("humming_probe", [PresentDevice(-1, "CPU", "card")])
+    alone = PluginSet.of_modules(rows=plugin_with("humming_matrix", MATRIX), host=host)
+    assert alone.capabilities().name == "card"
+    assert alone.capabilities(-1).name == "card"
+    with pytest.raises(UnsupportedError, match="Present are -1"):
+        alone.capabilities(0)
 
 
 def test_failing_stranger_does_not_hinder_the_owner() -> None:
