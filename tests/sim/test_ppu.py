@@ -150,7 +150,7 @@ def test_mxfp4_with_scales_of_one(rng: Any) -> None:
     exact = a_values @ b_values.T + c
     for i in range(8):
         assert np.allclose(found[i].view(np.float32), exact[place(15, i)], rtol=2**-22, atol=1e-6)
-    with pytest.raises(Exception, match="which rows the scales .* is not known"):
+    with pytest.raises(Exception, match=r"which rows the scales .* is not known"):
         run(text, [*left, *right, *sums, ones + np.uint32(1)], 8, "sm_89")
 
 

@@ -269,3 +269,76 @@ def test_pair_of_ctas(rng: Any, m: int, operands: str) -> None:
 def test_random_schedules(rng: Any, seed: int) -> None:
     found, exact = plain(rng, "f16", "bf16", "bf16", seed=seed)
     assert agrees(found, exact, "f32")
+
+
+@pytest.mark.parametrize("swizzle", [64, 128])
+def test_steps_along_k(rng: Any, swizzle: int) -> None:
+    """The start address moves inside of the rows of the swizzling pattern."""
+    m, n, depth = 128, 32, swizzle // 2
+    a_codes, a_values = tk.random_codes(rng, (m, depth), "bf16")
+    b_codes, b_values = tk.random_codes(rng, (n, depth), "bf16")
+    a_image, a_desc = tk.k_major(tk.element_bytes(a_codes, "bf16"), swizzle)
+    b_image, b_desc = tk.k_major(tk.element_bytes(b_codes, "bf16"), swizzle)
+    image, (_, b_start) = tk.joined(a_image, b_image)
+    idesc = tk.instruction_descriptor("f16", "bf16", "bf16", "f32", m, n)
+    one = tk.mma("f16")
+    steps = [
+        one.replace("args[0]", f"args[0] + {2 * k}").replace("args[1]", f"args[1] + {2 * k}")
+        for k in range(depth // 16)
+    ]
+    first, rest = steps[0].replace("args[4]", "0"), [s.replace("args[4]", "1") for s in steps[1:]]
+    args = [a_desc, b_desc + (b_start >> 4), idesc, 0, 0]
+    found = tk.run(f"{first} {' '.join(rest)} COMMIT", image, noise(rng, n), args)[0]
+    assert np.allclose(found.view(np.float32), a_values @ b_values.T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("offset", [0, 64, 160])
+def test_k_of_96_inside_of_rows(rng: Any, offset: int) -> None:
+    """sm_103: 256 elements of a 128-byte row are K 64 + 96 + 96; bit 52 of the descriptors."""
+    m, n = 128, 32
+    a_codes, a_values = tk.random_codes(rng, (m, 256), "e2m1")
+    b_codes, b_values = tk.random_codes(rng, (n, 256), "e2m1")
+    a_image, a_desc = tk.k_major(tk.element_bytes(a_codes, "e2m1", True), 128)
+    b_image, b_desc = tk.k_major(tk.element_bytes(b_codes, "e2m1", True), 128)
+    image, (_, b_start) = tk.joined(a_image, b_image)
+    filled = noise(rng, n + 16)
+    filled[:, :, n:] = 0x7F7F7F7F
+    depth = 96 if offset else 64
+    wide = int(depth == 96)
+    idesc = tk.scaled_descriptor("mxf4", "e2m1", "e2m1", "ue8m0", m, n, _31=wide)
+    step = offset // 32
+    a_desc += step | wide << 52
+    b_desc += (b_start >> 4) + (step | wide << 52)
+    args = [a_desc, b_desc, idesc, 0, 0, n, n + 8]
+    text = tk.scaled_mma("mxf4.block_scale")
+    found = tk.run(f"{text} COMMIT", image, filled, args, arch="sm_103a")[0]
+    part = slice(offset, offset + depth)
+    exact = a_values[:, part] @ b_values[:, part].T
+    assert (found[:, :n].view(np.float32) == exact).all()
+
+
+def test_a_copy_and_a_product_of_other_threads(rng: Any) -> None:
+    """9.7.16.6.4.3: pipelined instructions of two warps need fences and a barrier, no wait."""
+    m, n = 128, 32
+    a_codes, a_values = tk.random_codes(rng, (m, 16), "bf16")
+    b_codes, b_values = tk.random_codes(rng, (n, 16), "bf16")
+    a_image, a_desc = tk.k_major(tk.element_bytes(a_codes, "bf16"), 0)
+    b_image, b_desc = tk.k_major(tk.element_bytes(b_codes, "bf16"), 32)
+    image, (_, b_start) = tk.joined(a_image, b_image)
+    idesc = tk.instruction_descriptor("f16", "bf16", "bf16", "f32", m, n)
+    copy = """}
+    if (thread == 32) {
+      asm volatile("tcgen05.cp.cta_group::1.128x256b [%0], %1;"
+                   :: "r"(tmem + 40), "l"(args[5] + base) : "memory");
+      fence_before();
+    }
+    __syncthreads();
+    if (thread == 0) {
+      fence_after();
+    """
+    args = [40, b_desc + (b_start >> 4), idesc, 0, 0, a_desc]
+    text = f"{copy} {tk.mma('f16', 'ts')} COMMIT"
+    found = tk.run(text, image, noise(rng, 48), args)[0]
+    assert agrees(found[:, :n], a_values @ b_values.T, "f32")
+    with pytest.raises(Exception, match="nothing orders them"):
+        tk.run(text.replace("fence_before();", ""), image, noise(rng, 48), args)
