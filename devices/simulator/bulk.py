@@ -6,7 +6,7 @@ what they write is undefined, until a wait covers them.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,19 +17,6 @@ from .shared_memory import PIECE
 
 if TYPE_CHECKING:
     from .machine import Machine
-
-Part = TypeVar("Part", "Arrivals", "BulkGroups")
-
-
-def part_of(machine: "Machine", kind: type[Part]) -> Part:
-    """The part of a machine of some type, which is added when it is first asked for."""
-    for part in machine.parts:
-        if isinstance(part, kind):
-            return part
-    made = kind(machine)
-    machine.parts.append(made)
-    machine.at_end.append(made.finish)
-    return made
 
 
 @dataclass(slots=True)

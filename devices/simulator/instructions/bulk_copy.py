@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 
 from .. import reductions
-from ..bulk import Arrivals, BulkGroups, Outgoing, barrier_offset, deliver_pieces, part_of
+from ..bulk import Arrivals, BulkGroups, Outgoing, barrier_offset, deliver_pieces
 from ..decoder import Decoder, Step, instruction
 from ..errors import PoisonError, UndefinedBehaviorError
 from ..groups import Array, Group
 from ..machine import Machine
 from ..operands import Source
+from ..parts import part_of
 from ..ptx_syntax import Integer, Operand
 from ..ranges import (
     Thread,

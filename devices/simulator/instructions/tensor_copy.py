@@ -9,7 +9,7 @@ from humming.errors import HummingError
 
 from .. import reductions
 from ..boxes import Box, shared_pieces
-from ..bulk import Arrivals, BulkGroups, Outgoing, deliver_pieces, part_of
+from ..bulk import Arrivals, BulkGroups, Outgoing, deliver_pieces
 from ..decoder import Decoder, Step, instruction
 from ..errors import (
     AlignmentError,
@@ -21,6 +21,7 @@ from ..errors import (
 from ..groups import Array, Group
 from ..machine import Machine
 from ..memory import PARAM_WINDOW, SHARED_WINDOW
+from ..parts import part_of
 from ..ptx_syntax import Address, Integer, Operand
 from ..ranges import (
     Thread,
