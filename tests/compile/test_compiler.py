@@ -121,8 +121,7 @@ def test_missing_bindings_say_what_to_install(
     a100: DeviceCapabilities, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvrtc = plugins.compiler_for(a100)
-    loader = sys.modules[type(nvrtc).__module__]._nvrtc
-    loader.cache_clear()
+    sys.modules["humming.devices.nvrtc"].library.cache_clear()
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     with pytest.raises(CompileError, match="pip install cuda-bindings"):
         nvrtc.compile(PROBE, {}, "probe", a100)
@@ -137,7 +136,7 @@ def test_missing_library_says_what_to_install(
         raise RuntimeError("Failed to dlopen libnvrtc.so.13")
 
     nvrtc = plugins.compiler_for(a100)
-    sys.modules[type(nvrtc).__module__]._nvrtc.cache_clear()
+    sys.modules["humming.devices.nvrtc"].library.cache_clear()
     monkeypatch.setattr(bindings, "nvrtcVersion", not_found)
     with pytest.raises(CompileError, match=r"libnvrtc was not found .*nvidia-cuda-nvrtc"):
         nvrtc.compile(PROBE, {}, "probe", a100)
