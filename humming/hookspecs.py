@@ -126,8 +126,8 @@ class Buffer(NamedTuple):
 
     address: int
     size_bytes: int
-    name: str
-    undefined: bool
+    name: str = ""
+    undefined: bool = False
 
 
 class Runtime(Protocol):

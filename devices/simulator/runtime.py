@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from humming.errors import HummingError
-from humming.hookspecs import Image
+from humming.hookspecs import Buffer, Image
 
 from . import instructions  # noqa: F401  (registers the builders)
 from .global_memory import Allocation, GlobalMemory
@@ -14,21 +14,6 @@ from .machine import Machine
 from .program import Program, link
 from .ptx_parser import parse
 from .ptx_syntax import TYPE_BITS, Symbol, Variable
-
-
-class Buffer(NamedTuple):
-    """Memory that a kernel may access during one launch.
-
-    Attributes:
-        address, size_bytes: where it is.
-        name: for messages.
-        undefined: whether its content counts as undefined until the kernel writes it.
-    """
-
-    address: int
-    size_bytes: int
-    name: str = ""
-    undefined: bool = False
 
 
 class SimulatedKernel:
