@@ -5,6 +5,7 @@ hardware leaves out: a descriptor that the ISA gives no meaning is an error here
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -66,6 +67,7 @@ class SharedMatrix:
             raise AlignmentError(f"{told} of its swizzling pattern of {pattern} bytes")
         return cls(start, leading, stride, bool(field(bits, 52, 52)), swizzle)
 
+    @lru_cache(1024)  # noqa: B019
     def k_major(self, rows: int, chunks: int, name: str) -> Array:
         """Window offsets [rows, chunks] of the 16-byte chunks of a matrix whose rows lie along K.
 
@@ -91,6 +93,7 @@ class SharedMatrix:
             inside = np.where(over, self.leading + across + along - width, inside)
         return self._swizzled(inside)
 
+    @lru_cache(1024)  # noqa: B019
     def mn_major(self, depth: int, chunks: int) -> Array:
         """Window offsets [depth, chunks] of a matrix whose columns, of one K each, lie along MN."""
         k, chunk = np.arange(depth)[:, None], np.arange(chunks)[None]

@@ -40,12 +40,13 @@ class SharedOperand:
         machine: whose memory it is.
         access: the operation.
         pieces: index of each piece among all of the wave's shared memory, of any shape.
+        different: the same, each once.
     """
 
-    def __init__(self, machine: "Machine", access: Access, pieces: Array) -> None:
-        self._machine, self._row, self._pieces = machine, access.row, pieces
-        self._different = np.unique(pieces)
-        machine.shared.hold(self._different)
+    def __init__(self, machine: "Machine", access: Access, pieces: Array, different: Array) -> None:
+        self._machine, self._row = machine, access.row
+        self._pieces, self._different = pieces, different
+        machine.shared.hold(different)
 
     def read(self) -> tuple[Array, Array | None]:
         """Its bytes [..., 16] and their undefined bits; from now on it may be overwritten."""
@@ -140,10 +141,11 @@ class TensorPipe:
         if shared.in_flight and shared.pending.reshape(-1, PIECE)[pieces].any():
             told = f"{access.what} reads {what} while an asynchronous copy may still write it"
             raise self._fault(AsyncHazardError, told, access)
+        different = np.unique(pieces)
         races = self._machine.races
         if races is not None:
-            races.check_async(np.array([access.row]), access.lane, np.unique(pieces), False)
-        return SharedOperand(self._machine, access, pieces)
+            races.check_async(np.array([access.row]), access.lane, different, False)
+        return SharedOperand(self._machine, access, pieces, different)
 
     @staticmethod
     def _fault(kind: type[SimulationError], told: str, access: Access) -> SimulationError:

@@ -3,7 +3,6 @@
 Products are exact, and their sum with D is rounded once, as for `mma.sync`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -120,6 +119,10 @@ def check_executes(product: Product, device: DeviceCapabilities | None) -> None:
     why = device.why_absent(DataType.parse(hidden[0])) or "no row of the device has them"
     told = f"illegal instruction: {device.name} does not execute {hidden[0]} operands ({why})"
     raise IllegalInstructionError(told)
+
+
+_SINGLE_THREADED = 200_000
+"""Multiply-adds that BLAS does in the calling thread."""
 
 
 # -- elements -------------------------------------------------------------------------------------
@@ -277,8 +280,17 @@ def d_words(total: Array, product: Product) -> tuple[Array, Array | None]:
     return whole.astype(np.int32).view(np.uint32), None
 
 
-Read = Callable[[], tuple[Array, Array]]
-"""Gives float64 [rows, K] of an operand and the rows that are undefined."""
+def multiplied(a: Array, b: Array) -> Array:
+    """float64 [rows, N] of A [rows, K] and B [N, K].
+
+    In parts that are small enough for BLAS not to start threads, which wait for each other for
+    longer than the product takes when the cores have other work.
+    """
+    size = max(1, _SINGLE_THREADED // max(1, b.size))
+    found = np.empty((len(a), len(b)))
+    for first in range(0, len(a), size):
+        np.matmul(a[first : first + size], b.T, out=found[first : first + size])
+    return found
 
 
 def zero_columns(bits: int, product: Product, m: int) -> tuple[Array, int]:

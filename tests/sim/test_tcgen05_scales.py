@@ -99,7 +99,8 @@ def scaled(
     left = a_values * np.repeat(table[scales[0]], block, axis=1)
     right = b_values * np.repeat(table[scales[1]], block, axis=1)
     found = out[:, :, :n].reshape(rows, n).view(np.float32)
-    return found, left @ right.T
+    with np.errstate(invalid="ignore"):
+        return found, left @ right.T
 
 
 def close(found: np.ndarray, exact: np.ndarray) -> bool:

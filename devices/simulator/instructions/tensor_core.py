@@ -382,11 +382,11 @@ class _Part:
         for block, region in enumerate(self._d):
             a, a_undefined = shared or self._scaled_a(*self._tensor_a(block))
             columns = slice(block * layout.columns, (block + 1) * layout.columns)
-            total = a @ b[columns].T
+            total = tensor_product.multiplied(a, b[columns])
             undefined = a_undefined[:, None] | b_undefined[columns][None]
             if self.enabled:
                 words, bad = self._memory.load(region)
-                total = total + np.ldexp(tensor_product.d_values(words, product.d), -self.shift)
+                total += tensor_product.d_values(words, product.d) * 2.0**-self.shift
                 if bad is not None:
                     seen = bad & 0xFFFF if product.d == "f16" else bad
                     undefined = undefined | (seen != 0)
