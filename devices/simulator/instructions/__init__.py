@@ -18,9 +18,11 @@ from . import (
     ppu,
     proxy_fences,
     remote,
+    tensor_allocation,
     tensor_copy,
     tensor_core,
     tensor_memory,
+    tensor_transfers,
     warp,
     wgmma,
 )
@@ -43,9 +45,11 @@ __all__ = [
     "ppu",
     "proxy_fences",
     "remote",
+    "tensor_allocation",
     "tensor_copy",
     "tensor_core",
     "tensor_memory",
+    "tensor_transfers",
     "warp",
     "wgmma",
 ]

@@ -1,18 +1,13 @@
-"""Products and copies of the tensor pipe (PTX ISA 9.7.16.9, .10 and .12)."""
+"""Products of the tensor pipe (PTX ISA 9.7.16.10)."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
 from .. import tensor_product
 from ..decoder import Decoder, Step, instruction
-from ..errors import SimulationError, UndefinedBehaviorError
+from ..errors import UndefinedBehaviorError
 from ..groups import Array, Group
-from ..machine import Machine
-from ..memory import fault
-from ..operands import Source
 from ..ptx_syntax import Address, Integer, Vector
 from ..shared_memory import PIECE
 from ..tensor_descriptors import (
@@ -25,76 +20,11 @@ from ..tensor_descriptors import (
 from ..tensor_memory import Access, Region, same_group
 from ..tensor_pipe import Operation, SharedOperand, TensorPipe, tensor_pipe
 from ..tensor_product import Layout, Scales
-from .data import require_defined
-from .memory import shared_addresses
 from .targets import require_target, target_number
-from .tensor_memory import begin, cta_group, peers
+from .tensor_allocation import begin, cta_group, peers
+from .tensor_issue import Issuer, Located, Operands, issuers
 
 _PLAIN = ("f16", "tf32", "f8f6f4", "i8")
-
-
-@dataclass(frozen=True, slots=True)
-class Issuer:
-    """A thread that issues an operation: its place in the group, row, lane and CTA."""
-
-    place: int
-    row: int
-    lane: int
-    cta: int
-
-
-def issuers(machine: Machine, group: Group, opcode: str) -> Iterator[Issuer]:
-    """The threads that issue an operation, one of a warp.
-
-    Raises:
-        UndefinedBehaviorError: several of a warp, which would each start the whole operation.
-    """
-    active = group.active()
-    several = active.sum(axis=1) > 1
-    if several.any():
-        told = f"{int(active.sum(axis=1).max())} threads of a warp issue {opcode}, which starts"
-        bad = active & several[:, None]
-        raise fault(UndefinedBehaviorError, f"{told} the whole operation for each", group, bad)
-    for place, row in enumerate(group.index.tolist()):
-        lane = int(active[place].argmax())
-        yield Issuer(place, row, lane, int(machine.row_cta[row]))
-
-
-class Operands:
-    """Operands of an instruction that one thread of a warp executes."""
-
-    def __init__(self, d: Decoder) -> None:
-        self._d = d
-
-    def number(self, place: int, kind: str, what: str) -> Callable[[Group, Issuer], int]:
-        """Reads an integer operand."""
-        return self._reader(self._d.source(place, kind), what)
-
-    def address(self, place: int) -> Callable[[Group, Issuer], int]:
-        """Reads an address in tensor memory."""
-        return self._reader(self._d.address(place), "the address in tensor memory")
-
-    @staticmethod
-    def _reader(source: Source, what: str) -> Callable[[Group, Issuer], int]:
-        def read(group: Group, issuer: Issuer) -> int:
-            values = np.asarray(require_defined(source, group, what))
-            return int(values if values.ndim == 0 else values[issuer.place, issuer.lane])
-
-        return read
-
-
-class _Located:
-    """A context in which errors get the thread that issues an operation."""
-
-    def __init__(self, thread: tuple[int, int]) -> None:
-        self._thread = thread
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, SimulationError) and error.thread is None:
-            error.thread = self._thread
 
 
 # -- products -------------------------------------------------------------------------------------
@@ -179,7 +109,7 @@ class _Multiply:
             if self._stationary or len(items) != 4 * self._group:
                 d.refuse(f"a mask of lanes has {4 * self._group} elements")
             self._disabled = [
-                operands._reader(d.source(item, "b32"), "the mask of lanes") for item in items
+                operands.reader(d.source(item, "b32"), "the mask of lanes") for item in items
             ]
             place = 5
         if len(d.operands) not in (place + 1, place + 2):
@@ -202,7 +132,7 @@ class _Multiply:
 
     def step(self, group: Group) -> None:
         for issuer in issuers(self._machine, group, self._opcode):
-            with _Located((issuer.row, issuer.lane)):
+            with Located((issuer.row, issuer.lane)):
                 same_group(self._pipe.memory, self._group, issuer.row)
                 self._issue(group, issuer)
 
@@ -422,147 +352,3 @@ class _Part:
         scales: Scales = tensor_product.scales_of(self._product, len(values), first, words)
         factors = np.repeat(scales.values, self._product.block, axis=1)
         return values * factors, undefined | scales.undefined
-
-
-# -- copies ---------------------------------------------------------------------------------------
-
-_COPIES: dict[str, tuple[int, int]] = {
-    "128x256b": (128, 2),
-    "4x256b": (4, 2),
-    "128x128b": (128, 1),
-    "64x128b": (64, 1),
-    "32x128b": (32, 1),
-}
-"""Rows, and chunks of 16 bytes in a row, of each shape of `tcgen05.cp`."""
-
-
-def _copy_lanes(shape: str, multicast: str) -> list[Array]:
-    """The lanes that the rows go to, for each copy that is made of them."""
-    row = np.arange(_COPIES[shape][0])
-    if shape == "4x256b":
-        return [32 * row]
-    if multicast == "warpx2::02_13":
-        return [row, row + 64]
-    if multicast == "warpx2::01_23":
-        return [row // 32 * 64 + row % 32, row // 32 * 64 + row % 32 + 32]
-    if multicast == "warpx4":
-        return [row + 32 * part for part in range(4)]
-    return [row]
-
-
-@instruction("tcgen05.cp")
-def copy(d: Decoder) -> Step:
-    """PTX ISA 9.7.16.9.1: from shared to tensor memory, unpacking elements of 4 and 6 bits."""
-    begin(d)
-    modifiers = d.modifiers
-    group = cta_group(d)
-    shape = modifiers.one_of(*_COPIES)
-    multicast = modifiers.one_of("warpx2::02_13", "warpx2::01_23", "warpx4", default="")
-    wanted = {"64x128b": ("warpx2::02_13", "warpx2::01_23"), "32x128b": ("warpx4",)}
-    if multicast not in wanted.get(shape, ("",)):
-        d.refuse(f"tcgen05.cp.{shape} goes with .{', .'.join(wanted.get(shape, ('nothing',)))}")
-    packed = modifiers.one_of("b4x16_p64", "b6x16_p32", default="")
-    if modifiers.flag("b8x16") != bool(packed):
-        d.refuse("unpacking is said with both formats, .b8x16 and .b4x16_p64 or .b6x16_p32")
-    d.expect(2)
-    operands = Operands(d)
-    address, source = operands.address(0), operands.number(1, "b64", "the descriptor")
-    machine, pipe, pc = d.machine, tensor_pipe(d.machine), d.pc
-    rows, chunks = _COPIES[shape]
-    lanes = _copy_lanes(shape, multicast)
-
-    def expanded(data: Array) -> Array:
-        if not packed:
-            return data
-        codes = tensor_product.unpacked(data, int(packed[1]))
-        return codes << 2 if packed == "b4x16_p64" else codes
-
-    def issue(group_: Group, issuer: Issuer) -> None:
-        at = address(group_, issuer)
-        descriptor = SharedMatrix.decode(source(group_, issuer), "the source")
-        if at >> 16 and (shape != "4x256b" or at >> 16 > 31):
-            raise UndefinedBehaviorError(f"tcgen05.cp.{shape} writes to lane {at >> 16}")
-        window = descriptor.k_major(rows, chunks, "the source")
-        access = pipe.memory.begin(issuer.row, issuer.lane, "tcgen05.cp", True, pc)
-        ctas = peers(machine, issuer.cta, group)
-        pairs = []
-        for cta in ctas:
-            operand = pipe.operand(access, cta, window, "the source")
-            regions = [Region(cta, to + (at >> 16), at & 0xFFFF, 4 * chunks) for to in lanes]
-            for region in regions:
-                pipe.memory.will_write(access, region)
-            pairs.append((operand, regions))
-
-        def finish() -> None:
-            for operand, regions in pairs:
-                data, poison = operand.read()
-                bad = None if poison is None else _as_words(expanded(poison))
-                for region in regions:
-                    pipe.memory.store(region, _as_words(expanded(data)), bad)
-
-        pipe.issue(ctas[0], Operation(access, finish))
-
-    def step(group_: Group) -> None:
-        for issuer in issuers(machine, group_, "tcgen05.cp"):
-            with _Located((issuer.row, issuer.lane)):
-                same_group(pipe.memory, group, issuer.row)
-                issue(group_, issuer)
-
-    return step
-
-
-def _as_words(data: Array) -> Array:
-    """uint32 [rows, words] of bytes [rows, chunks, 16]."""
-    return np.ascontiguousarray(data).reshape(len(data), -1).view(np.uint32)
-
-
-@instruction("tcgen05.shift")
-def shift(d: Decoder) -> Step:
-    """PTX ISA 9.7.16.9.3: not executed."""
-    d.refuse("whether tcgen05.shift moves rows to greater or to smaller lanes is not known")
-
-
-# -- completion -----------------------------------------------------------------------------------
-
-
-@instruction("tcgen05.commit")
-def commit(d: Decoder) -> Step:
-    """PTX ISA 9.7.16.12.1: an arrival at barriers when what the thread has issued is done."""
-    begin(d)
-    modifiers = d.modifiers
-    group = cta_group(d)
-    modifiers.one_of("mbarrier::arrive::one")
-    space = modifiers.one_of("shared::cluster", default="")
-    multicast = modifiers.flag("multicast::cluster")
-    modifiers.one_of("b64")
-    d.expect(2 if multicast else 1)
-    addresses = shared_addresses(d, 0, space == "")
-    mask = Operands(d).number(1, "b16", "the mask of CTAs") if multicast else None
-    machine, pipe, pc = d.machine, tensor_pipe(d.machine), d.pc
-    shared = machine.shared
-
-    def step(group_: Group) -> None:
-        offsets = shared.place(group_, addresses(group_), 8, True, True)
-        for issuer in issuers(machine, group_, "tcgen05.commit"):
-            with _Located((issuer.row, issuer.lane)):
-                same_group(pipe.memory, group, issuer.row)
-                offset = int(offsets[issuer.place, issuer.lane])
-                barriers = [offset]
-                if mask is not None:
-                    barriers = _barriers(machine, issuer.cta, offset, mask(group_, issuer))
-                pair = peers(machine, issuer.cta, group)
-                pipe.commit(pair[0], issuer.row, issuer.lane, barriers, pc)
-
-    return step
-
-
-def _barriers(machine: Machine, cta: int, offset: int, mask: int) -> list[int]:
-    """The barriers at the same place in each CTA of a mask."""
-    size = machine.shape.cluster_size
-    if mask >> size or not mask:
-        told = f"the mask {mask:#x} names CTAs that the cluster of {size} does not have"
-        raise UndefinedBehaviorError(told)
-    first = cta - cta % size
-    inside = offset % machine.shared.size
-    ranks = [rank for rank in range(size) if mask >> rank & 1]
-    return [(first + rank) * machine.shared.size + inside for rank in ranks]
