@@ -12,6 +12,11 @@ import numpy as np
 from .groups import Array, Lanes
 from .launch_shape import Options
 
+_POLLS = 8
+"""How often each of some polling threads runs before something in flight ends."""
+_STARVED = 32
+"""Times the patience after which threads run although others are earlier in the program."""
+
 
 class Schedule:
     """The threads that can run, by the step that they are at.
@@ -34,7 +39,9 @@ class Schedule:
         self.clock = 0
         self._since: dict[int, int] = {}
         self._budget = self._rival = 0
-        self._exhausted = -1
+        self._exhausted = self._forced = -1
+        self._polled = False
+        self._polls = 0
 
     def put(self, pc: int, lanes: Lanes) -> None:
         """Makes threads ready to run at a step."""
@@ -61,11 +68,14 @@ class Schedule:
         if self._budget < 0:
             self._exhausted = pc
             return False
-        return self._order[pc] < self._rival or (self.random and self._budget > 0)
+        # Who has waited for long runs one block at least, also if others are earlier.
+        forced, self._forced = self._forced, -1
+        return forced == pc or self._order[pc] < self._rival or (self.random and self._budget > 0)
 
     def yield_soon(self) -> None:
         """Lets others run at the next block: called where threads poll in vain."""
         self._budget = min(self._budget, 0)
+        self._polled = True
 
     def shuffled(self, rows: Array) -> Array:
         """Rows in a random order that the seed decides; as they are without one."""
@@ -84,17 +94,25 @@ class Schedule:
                 finish(self._rng)
             return int(self._rng.choice(list(self.ready)))
         exhausted, self._exhausted = self._exhausted, -1
+        polled, self._polled = self._polled, False
         if exhausted >= 0:
             # It went on for long: what it polls may depend on others, or on something in flight.
+            self._polls += 1
             others = [pc for pc in self.ready if pc != exhausted]
-            if others:
-                return min(others, key=self._age)
-            finish(None)
+            if not others or self._polls > _POLLS * len(self.ready):
+                self._polls = 0
+                finish(None)
+            if others and polled:
+                return self._force(min(others, key=self._age))
         if len(self.ready) > 1:
             oldest = min(self.ready, key=self._age)
-            if self.clock - self._since[oldest] > 2 * self._options.patience:
-                return oldest
+            if self.clock - self._since[oldest] > _STARVED * self._options.patience:
+                return self._force(oldest)
         return min(self.ready, key=self._order.__getitem__)
+
+    def _force(self, pc: int) -> int:
+        self._forced = pc
+        return pc
 
     def _age(self, pc: int) -> tuple[int, int]:
         return self._since[pc], self._order[pc]

@@ -181,6 +181,8 @@ def product(d: Decoder) -> Step:
             total = -total
         total = total + np.where(adds[:, None, None], before, 0.0)
         undefined = _undefined(adds, bad, bad_a, bad_b)
+        if undefined is not None:
+            undefined = np.broadcast_to(undefined, total.shape)
         matrix = rounded(total, form.kind, form.saturates)
         done = Product(pc, group.index, parts, left.held(group))
         warpgroups.begin(group, done, files, form.kind, matrix, undefined, known)
