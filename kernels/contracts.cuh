@@ -27,15 +27,15 @@ concept MmaAtom = requires(float (&d)[4], const u32 (&a)[4], u32 b) {
 
 // Turns a lane's packed words into the A registers of one step of K, exactly.
 template <class T>
-concept Dequant = requires(const u32 (&words)[4], const typename T::Offset (&rows)[2],
-                           u32 (&a)[4], u32 zero) {
-  typename T::Operand;
-  { T::offset() };
-  { T::offset(zero) };
-  T::template run<0>(words, rows, a);
-  { T::subtract(zero, zero) };
-  { T::scale(zero, zero) };
-};
+concept Dequant =
+    requires(const u32 (&words)[4], const typename T::Offset (&rows)[2], u32 (&a)[4], u32 zero) {
+      typename T::Operand;
+      { T::offset() };
+      { T::offset(zero) };
+      T::template run<0>(words, rows, a);
+      { T::subtract(zero, zero) };
+      { T::scale(zero, zero) };
+    };
 
 // Names the output tile and the range of K of a CTA.
 template <class T>

@@ -74,8 +74,8 @@ struct TileEpilogue {
                                const typename Mainloop::Accumulators& acc) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int warp_n = warp % C::kWarpsN, warp_k = warp / C::kWarpsN;
-    float* to = staged + warp_k * kTokens * kPitch + warp_n * Mainloop::kRowBlocks * 16 +
-                lane / 4 + lane % 4 * 2 * kPitch;
+    float* to = staged + warp_k * kTokens * kPitch + warp_n * Mainloop::kRowBlocks * 16 + lane / 4 +
+                lane % 4 * 2 * kPitch;
 #pragma unroll
     for (int tile = 0; tile < Mainloop::kTokenTiles; ++tile) {
       const int inside = tile - pass * (kTokens / 8);

@@ -72,14 +72,14 @@ struct MmaSyncMainloop {
   static constexpr int kUnrolledBricks = kRowBlocks * kTokenTiles >= 16 ? 1 : kWarpBricks;
 
   // Bytes of a stage, in the order in which they lie in shared memory.
-  static constexpr int kXPitch = 2 * C::kBlockK + 16;  // the 16 bytes spread ldmatrix over the banks
+  static constexpr int kXPitch =
+      2 * C::kBlockK + 16;  // the 16 bytes spread ldmatrix over the banks
   static constexpr int kScaleBytes = sizeof(typename C::Scale::Storage);
   static constexpr int kCodesSize = C::kBlockN / 16 * kBricks * kBrickBytes;
   static constexpr int kScalesSize = kScalesInLoop ? C::kBlockN * kGroups * kScaleBytes : 0;
   static constexpr int kZeroBytes = C::kZeroPoint == ZeroPoint::kFloat ? kScaleBytes : 1;
   static constexpr int kZerosSize = kHasZero ? C::kBlockN * kGroups * kZeroBytes : 0;
-  static constexpr int kStageSize =
-      kCodesSize + kScalesSize + kZerosSize + C::kBlockM * kXPitch;
+  static constexpr int kStageSize = kCodesSize + kScalesSize + kZerosSize + C::kBlockM * kXPitch;
   static constexpr int kSharedBytes = C::kStages * kStageSize;
 
   // (row block, token tile, i) -> row 16 * block + g + 8 * (i >> 1), token 8 * tile + 2t + (i & 1)
@@ -126,8 +126,8 @@ struct MmaSyncMainloop {
 
   // Copies stage after stage of this CTA's tile; pieces outside the matrices become zeros.
   struct Loader {
-    u32 shared;           // address of stage 0
-    int blocks, tokens;   // row blocks and tokens of the matrices from this tile's first one on
+    u32 shared;          // address of stage 0
+    int blocks, tokens;  // row blocks and tokens of the matrices from this tile's first one on
     int bricks, groups, k;
     i64 x_pitch;
     // Where copy 0 of this thread reads in stage 0.
@@ -137,13 +137,16 @@ struct MmaSyncMainloop {
     const u8* x;
 
     __device__ Loader(const GemmParams& p, u32 address, int tile_n, int tile_m)
-        : shared(address), blocks((p.n + 15) / 16 - tile_n * (C::kBlockN / 16)),
-          tokens(p.m - tile_m * C::kBlockM), bricks((p.k + 63) / 64),
+        : shared(address),
+          blocks((p.n + 15) / 16 - tile_n * (C::kBlockN / 16)),
+          tokens(p.m - tile_m * C::kBlockM),
+          bricks((p.k + 63) / 64),
           groups(C::kGroupK == 0 ? 1 : (bricks * 64 + C::kGroupK - 1) / max_of(C::kGroupK, 1)),
-          k(p.k), x_pitch(p.x_stride * 2) {
+          k(p.k),
+          x_pitch(p.x_stride * 2) {
       const i64 block = tile_n * (C::kBlockN / 16), token = tile_m * C::kBlockM;
-      codes = static_cast<const u8*>(p.codes) +
-              (block + CodeRuns::run(0)) * bricks * kBrickBytes + CodeRuns::piece(0) * 16;
+      codes = static_cast<const u8*>(p.codes) + (block + CodeRuns::run(0)) * bricks * kBrickBytes +
+              CodeRuns::piece(0) * 16;
       scales = static_cast<const u8*>(p.scales) +
                (block + ScaleRuns::run(0)) * groups * 16 * kScaleBytes + ScaleRuns::piece(0) * 16;
       zeros = static_cast<const u8*>(p.zeros) +
@@ -159,8 +162,8 @@ struct MmaSyncMainloop {
       const u8* from = codes + i64(brick) * kBrickBytes;
 #pragma unroll
       for (int i = 0; i < CodeRuns::kCount; ++i, ++at) {
-        const bool exists = CodeRuns::run(i) < blocks &&
-                            brick + CodeRuns::piece(i) / (kBrickBytes / 16) < bricks;
+        const bool exists =
+            CodeRuns::run(i) < blocks && brick + CodeRuns::piece(i) / (kBrickBytes / 16) < bricks;
         copy(fetch, at, CodeRuns::mine(i), lane_base + i * kThreads * 16,
              from + CodeRuns::step(i, i64(bricks) * kBrickBytes), exists);
       }
@@ -168,16 +171,16 @@ struct MmaSyncMainloop {
       from = scales + i64(group) * 16 * kScaleBytes;
 #pragma unroll
       for (int i = 0; i < ScaleRuns::kCount; ++i, ++at) {
-        const bool exists = ScaleRuns::run(i) < blocks &&
-                            group + ScaleRuns::piece(i) / kScaleBytes < groups;
+        const bool exists =
+            ScaleRuns::run(i) < blocks && group + ScaleRuns::piece(i) / kScaleBytes < groups;
         copy(fetch, at, ScaleRuns::mine(i), lane_base + kCodesSize + i * kThreads * 16,
              from + ScaleRuns::step(i, i64(groups) * 16 * kScaleBytes), exists);
       }
       from = zeros + i64(group) * 16 * kZeroBytes;
 #pragma unroll
       for (int i = 0; i < ZeroRuns::kCount; ++i, ++at) {
-        const bool exists = ZeroRuns::run(i) < blocks &&
-                            group + ZeroRuns::piece(i) / kZeroBytes < groups;
+        const bool exists =
+            ZeroRuns::run(i) < blocks && group + ZeroRuns::piece(i) / kZeroBytes < groups;
         copy(fetch, at, ZeroRuns::mine(i), lane_base + kCodesSize + kScalesSize + i * kThreads * 16,
              from + ZeroRuns::step(i, i64(groups) * 16 * kZeroBytes), exists);
       }
@@ -230,7 +233,7 @@ struct MmaSyncMainloop {
     const u8* codes;   // of this warp's first row block and first brick
     const u8* scales;  // of its first row block
     const u8* zeros;
-    u32 x;             // address of this lane's ldmatrix rows, token tile 0, first k
+    u32 x;  // address of this lane's ldmatrix rows, token tile 0, first k
     int lane;
 
     __device__ static int group_of(int first_step, int step) {
@@ -307,7 +310,7 @@ struct MmaSyncMainloop {
 #pragma unroll
         for (int block = 0; block < kRowBlocks; ++block) {
           if constexpr (kPerGroup) {
-            float(&sum)[4] = partial[chain][block][tile];
+            float (&sum)[4] = partial[chain][block][tile];
             if (phase(brick, kStep + half) < kChains) sum[0] = sum[1] = sum[2] = sum[3] = 0.f;
             C::Mma::fma(sum, a[half][block], b[2 * half], b[2 * half + 1]);
             // With groups of 16 a sum is complete after every step.
@@ -356,8 +359,7 @@ struct MmaSyncMainloop {
       u32 words[kRowBlocks][kWords];
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) {
-        read_words(stage.codes + (block * kBricks + brick) * kBrickBytes, stage.lane,
-                   words[block]);
+        read_words(stage.codes + (block * kBricks + brick) * kBrickBytes, stage.lane, words[block]);
       }
       step_pair<0>(stage, brick, first_step, words, acc, partial, offsets);
       step_pair<2>(stage, brick, first_step, words, acc, partial, offsets);
@@ -392,10 +394,10 @@ struct MmaSyncMainloop {
       if (next < end) loader.issue(fetch, next, next_slot);
       const u8* base = shared + slot * kStageSize;
       Stage stage;
-      stage.codes =
-          base + (warp_n * kRowBlocks * kBricks + warp_k * kWarpBricks) * kBrickBytes;
+      stage.codes = base + (warp_n * kRowBlocks * kBricks + warp_k * kWarpBricks) * kBrickBytes;
       stage.scales = base + kCodesSize + warp_n * kRowBlocks * kGroups * 16 * kScaleBytes;
-      stage.zeros = base + kCodesSize + kScalesSize + warp_n * kRowBlocks * kGroups * 16 * kZeroBytes;
+      stage.zeros =
+          base + kCodesSize + kScalesSize + warp_n * kRowBlocks * kGroups * 16 * kZeroBytes;
       stage.x = ptx::shared_address(base) + x_offset;
       stage.lane = lane;
       compute(stage, first_step, acc);

@@ -4,9 +4,7 @@
 namespace humming::ptx {
 
 // Waits until the grids that this one depends on have finished and their writes are visible.
-__device__ inline void griddepcontrol_wait() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-}
+__device__ inline void griddepcontrol_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // Lets the grids that depend on this one start as soon as there is room.
 __device__ inline void griddepcontrol_launch_dependents() {

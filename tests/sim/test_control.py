@@ -197,16 +197,18 @@ def test_functions_call_functions(evaluate: Callable[..., Any], seed: Any) -> No
     body = """
       .reg .b32 u, w; .reg .pred q;
       setp.lt.u32 q, %a0, 5;
+      @q bra SMALL;
       { .param .b32 a; .param .b32 b; .param .b32 r;
         st.param.b32 [a], %a0; st.param.b32 [b], 20;
-        @q bra SMALL;
         call (r), count, (a, b);
-        ld.param.b32 u, [r];
-        bra NEXT;
+        ld.param.b32 u, [r]; }
+      bra NEXT;
       SMALL:
-        call (r), count, (b, a);
-        ld.param.b32 u, [r];
-      NEXT: }
+      { .param .b32 a; .param .b32 b; .param .b32 r;
+        st.param.b32 [a], 20; st.param.b32 [b], %a0;
+        call (r), count, (a, b);
+        ld.param.b32 u, [r]; }
+      NEXT:
       mov.u32 %d0, u;
     """
 
