@@ -536,9 +536,8 @@ def test_forms_that_do_not_exist(run_ptx: Any, opcode: str, what: str) -> None:
         run_ptx(body, arrays, scalars=(0, 0, 1), block=128)
 
 
-def test_accumulators_that_are_copied_in_flight() -> None:
+def test_accumulators_that_are_copied_in_flight(run_ptx: Any, rng: np.random.Generator) -> None:
     """No fault: compilers copy registers where they like, and results follow the copies."""
-    wide = ", ".join(f"d{i}" for i in range(4))
     moved = "\n".join(f"mov.f32 e{i}, d{i}; mov.f32 d{i}, 0f40000000;" for i in range(4))
     stores = "\n".join(f"st.global.f32 [pd+{4 * i}], e{i};" for i in range(4))
     opcode = "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16"
@@ -554,23 +553,10 @@ def test_accumulators_that_are_copied_in_flight() -> None:
       {stores}
     """
     )
-    assert wide in text
-    rng = np.random.default_rng(0)
     a, b = (wm.random_codes(rng, "bf16", (size, 16)) for size in (64, 8))
     left, right = (wm.k_major(wm.packed(m, "bf16"), "none") for m in (a, b))
     out, before = aligned((128, 4), np.float32), aligned((128, 4), np.float32)
-    from_ptx(body, out, before, left, right)
+    arrays = {"out": out, "before": before, "a": placed(left.image), "b": placed(right.image)}
+    run_ptx(body, arrays, scalars=(left.descriptor, right.descriptor, 1), block=128)
     exact = 2 * (wm.values_of(a, "bf16") @ wm.values_of(b, "bf16").T)
     np.testing.assert_allclose(wm.accumulator(out, False), exact, atol=1e-4)
-
-
-def from_ptx(
-    body: str, out: np.ndarray, before: np.ndarray, left: wm.Stored, right: wm.Stored
-) -> None:
-    """Runs a body of `product_body`'s form."""
-    import conftest
-
-    arrays = {"out": out, "before": before, "a": placed(left.image), "b": placed(right.image)}
-    conftest.launch(
-        conftest.kernel(body, 7), arrays, scalars=(left.descriptor, right.descriptor, 1), block=128
-    )
