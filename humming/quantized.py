@@ -170,6 +170,16 @@ class QuantizedWeight:
         self._check("second_scale", second_shape, torch.float32 if second_shape else None)
         if not self.codes.is_contiguous():
             raise self._refusal("codes", "are not contiguous", "Call .contiguous() on them.")
+        if self.zeros is not None and spec.zero_point == "integer" and not self.zeros.is_meta:
+            # A zero point is the code that stands for 0; kernels and padding rely on it.
+            largest = int(self.zeros.max())
+            if largest >= 1 << spec.dtype.bits:
+                raise self._refusal(
+                    "zeros",
+                    f"reach {largest}, which is no {spec.dtype.bits}-bit code",
+                    f"Give values of 0 to {(1 << spec.dtype.bits) - 1}; what wraps around in a "
+                    "checkpoint must be wrapped when it is read.",
+                )
 
     def _check(self, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype | None) -> None:
         tensor = getattr(self, name)

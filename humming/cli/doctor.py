@@ -106,7 +106,7 @@ def _torch() -> Iterator[Finding]:
         return
     from humming import plugins
 
-    if plugins.devices():
+    if any(device.index >= 0 for device in plugins.devices()):
         advice = "Install a build of torch for the driver's CUDA version."
         yield Finding(
             "torch", FAULT, f"{found}; it does not see the device that is present", advice
@@ -116,7 +116,7 @@ def _torch() -> Iterator[Finding]:
 
 
 def _driver() -> Iterator[Finding]:
-    absent = "Kernels can be planned and compiled here, and run by reference arithmetic only."
+    absent = "Kernels can be planned and compiled here, and run in the simulator (sim:ROW)."
     try:
         # Untyped: its bindings bring no stubs.
         driver: Any = import_module("cuda.bindings.driver")
@@ -135,7 +135,8 @@ def _devices() -> Iterator[Finding]:
 
     present = plugins.devices()
     for device in present:
-        found = f"{device.index}: {device.driver_name} ({device.row or 'no row'})"
+        place = device.index if device.index >= 0 else "host"
+        found = f"{place}: {device.driver_name} ({device.row or 'no row'})"
         state = FAULT if not device.row else NOTE if device.notes else OK
         yield Finding("devices", state, found, "; ".join(device.notes))
     if not present:

@@ -19,6 +19,7 @@ from humming.quantized import (
     same_bits,
     unpack_bits,
 )
+from humming.quantizer import quantize
 
 BITS = range(1, 9)
 
@@ -174,3 +175,13 @@ def test_empty_weights_are_refused() -> None:
     spec = WeightSpec.parse("int4")
     with pytest.raises(UnsupportedError, match="empty"):
         QuantizedWeight(spec, (0, 8), **empty_weight(spec, 1, 8))
+
+
+def test_zero_points_are_codes():
+    weight = quantize(torch.randn(16, 64), "uint4_g32_zp")
+    zeros = weight.zeros.clone()
+    zeros[3, 1] = 16
+    with pytest.raises(UnsupportedError, match="reach 16, which is no 4-bit code"):
+        QuantizedWeight(weight.spec, weight.shape, weight.codes, weight.scales, zeros)
+    zeros[3, 1] = 15
+    QuantizedWeight(weight.spec, weight.shape, weight.codes, weight.scales, zeros)
