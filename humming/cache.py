@@ -212,7 +212,10 @@ class KernelCache:
         # lock that another process is about to take would let two of them in.
         locks = self.directory / "locks"
         try:
-            locks.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # One by one: of several new directories mkdir would give only the last one the mode.
+            self.directory.parent.mkdir(parents=True, exist_ok=True)
+            for directory in (self.directory, locks):
+                directory.mkdir(mode=0o700, exist_ok=True)
             lock = FileLock(locks / f"{key[:2]}.lock", mode=0o600)
             lock.acquire()
         except OSError as error:

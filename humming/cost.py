@@ -9,7 +9,8 @@ so an SM that waits for the last wave stretches all three.
 A figure that is not public makes its term unknown, and the estimate says which. Lowerings of such
 a device are ordered with stand-ins, that is by their bytes and operations.
 
-All constants of the model stand below, each with its source, to be calibrated in one place.
+The constants stand below, each with its source; those of tiles are in `tile_cost`, which is used
+where a tile is known.
 """
 
 from dataclasses import asdict, dataclass

@@ -146,7 +146,8 @@ def _explained(decision: Decision) -> Iterator[str]:
         "Not built yet": [
             f"{_option_line(option)}; lacks {', '.join(option.components)}"
             for option in _without_lesser_movers(decision.missing)
-        ],
+        ]
+        + [_ROUGHER] * bool(decision.missing),
         "Rejected": _rejection_lines(decision.rejected),
     }
     for title, lines in sections.items():
@@ -154,6 +155,9 @@ def _explained(decision: Decision) -> Iterator[str]:
             yield ""
             yield title
             yield from (f"  {line}" for line in lines)
+
+
+_ROUGHER = "(estimated without tiles: comparable with one another, roughly with what is built)"
 
 
 def _choice_lines(decision: Decision) -> Iterator[str]:

@@ -24,6 +24,8 @@ ACTIVATION_DTYPES = (torch.float16, torch.bfloat16)
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 """What `matmul` returns."""
 
+_NO_GRAD = "Use torch.no_grad()."
+
 OPERAND_BITS = 16
 """Width of the operand that a weight must be packed for, that of the activations."""
 
@@ -83,10 +85,7 @@ def matmul(
             spec.second_scale,
         )
     )
-    if device is not None:
-        dtype = out_dtype or (x.dtype if out is None else out.dtype)
-        return _run(x, operands, name, *weight.shape, dtype, out, device)
-    return multiply(x, operands, name, weight.shape, out_dtype, out)
+    return multiply(x, operands, name, weight.shape, out_dtype, out, device)
 
 
 def multiply(
@@ -96,24 +95,32 @@ def multiply(
     shape: tuple[int, int],
     out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
+    device: str | None = None,
 ) -> torch.Tensor:
     """`matmul` with the parts of a packed weight, whose format `weight` names, shape [N, K]."""
     if out_dtype is None:
         out_dtype = x.dtype if out is None else out.dtype
+    if device is not None:
+        tensors = [t for t in (x, operands.bias, out) if t is not None]
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            _refuse(f"a product on {device} for autograd", "it has no backward", _NO_GRAD)
+        if out is not None and out.dtype != out_dtype:
+            _refuse(f"a product in {out_dtype}", f"out is {out.dtype}", "Leave out_dtype away.")
+        return _run(x, operands, weight, *shape, out_dtype, out, device)
     if out is None:
-        if _is_plain(x):
+        if _is_plain(x, operands.bias):
             return _run(x, operands, weight, *shape, out_dtype)
         result: torch.Tensor = _MATMUL(x, *operands, weight, *shape, out_dtype)
         return result
     if out.dtype != out_dtype:
         _refuse(f"a product in {out_dtype}", f"out is {out.dtype}", "Leave out_dtype away.")
     if torch.is_grad_enabled() and (x.requires_grad or out.requires_grad):
-        _refuse("a product into `out` for autograd", "it has no backward", "Use torch.no_grad().")
+        _refuse("a product into `out` for autograd", "it has no backward", _NO_GRAD)
     _MATMUL_OUT(x, *operands, weight, *shape, out=out)
     return out
 
 
-def _is_plain(x: torch.Tensor) -> bool:
+def _is_plain(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
     """Whether an operator would do nothing but call what it is made of.
 
     No one traces, counts or differentiates. Then the detour through torch's dispatcher, which
@@ -123,7 +130,10 @@ def _is_plain(x: torch.Tensor) -> bool:
         not torch.compiler.is_compiling()
         and type(x) is torch.Tensor
         and x.is_cuda
-        and not (x.requires_grad and torch.is_grad_enabled())
+        and not (
+            torch.is_grad_enabled()
+            and (x.requires_grad or (bias is not None and bias.requires_grad))
+        )
         and torch._C._len_torch_dispatch_stack() == 0
     )
 
@@ -153,22 +163,19 @@ class _Product:
     """A kind of call: its kernels, and what the packed weight was when it was last checked."""
 
     gemm: Gemm
-    codes: int  # numbers of elements
-    scales: int
-    scale_dtype: torch.dtype
-    has_zeros: bool
-    has_second_scale: bool
+    looks: tuple[Any, ...]
 
     def fits(self, operands: Operands) -> bool:
         """Whether a packed weight looks like the one that was checked."""
-        codes, scales, zeros, second_scale, _ = operands
-        return (
-            codes.numel() == self.codes
-            and scales.numel() == self.scales
-            and scales.dtype == self.scale_dtype
-            and (zeros is not None) == self.has_zeros
-            and (second_scale is not None) == self.has_second_scale
-        )
+        return _looks(operands) == self.looks
+
+
+def _looks(operands: Operands) -> tuple[Any, ...]:
+    """What a kernel relies on in the tensors of a packed weight."""
+    return tuple(
+        None if t is None else (t.dtype, t.numel(), t.get_device(), t.is_contiguous())
+        for t in operands[:4]
+    )
 
 
 # By what distinguishes calls: weight format, n, k, dtypes of x and out, whether biased, device.
@@ -269,14 +276,7 @@ def _checked(
         DataType.parse(out.dtype),
         bias is not None,
     )
-    return _Product(
-        runtime.gemm_for(problem, x.get_device(), device),
-        codes.numel(),
-        scales.numel(),
-        scales.dtype,
-        zeros is not None,
-        second_scale is not None,
-    )
+    return _Product(runtime.gemm_for(problem, x.get_device(), device), _looks(operands))
 
 
 def _rows(x: torch.Tensor, k: int) -> torch.Tensor:
@@ -330,7 +330,10 @@ def _check(x: torch.Tensor, operands: Operands, n: int, k: int, out: torch.Tenso
 
 
 def _writable(out: torch.Tensor) -> bool:
-    return out.is_contiguous() or (out.dim() == 2 and out.stride(1) == 1)
+    if out.is_contiguous():
+        return True
+    # Rows that overlap, as those of an expanded tensor do, would be written at the same time.
+    return out.dim() == 2 and out.stride(1) == 1 and out.stride(0) >= out.shape[1]
 
 
 def _refuse(asked: str, why: str, possible: str) -> NoReturn:

@@ -289,7 +289,7 @@ def _compare(
         x,
         quantized,
         bias,
-        split_k=plan.tile.split_k,
+        split_k=plan.tile.split_k * plan.tile.warps_k,
         operand_roundings=plan.lowering.operand_roundings(plan.problem),
         # The inputs are of either sign, which the tighter bound asks for.
         certain=False,

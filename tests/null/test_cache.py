@@ -110,6 +110,13 @@ def test_key_is_the_same_on_every_host() -> None:
     assert kernel_key(**BASE) == "86b6b242e6ddd304caa0c50cb80230d75805f1e99f88cf67cbd88fed6f553bcb"
 
 
+def test_directories_are_private_however_they_come_about(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path / "new")
+    cache.load_or_build(KEY, _entry)
+    for directory in (cache.directory, cache.directory / "locks"):
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+
+
 def test_round_trip_in_a_private_directory(tmp_path: Path) -> None:
     cache = KernelCache(tmp_path / "new")
     assert cache.load(KEY) is None

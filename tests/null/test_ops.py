@@ -188,3 +188,33 @@ def test_works_under_a_mode_of_fake_tensors(weight: PackedWeight) -> None:
         out = humming.matmul(x, weight)
     assert out.shape == (5, N)
     assert out.fake_mode is mode
+
+
+def test_a_named_device_refuses_what_the_default_one_does(weight: PackedWeight) -> None:
+    x = torch.randn(3, K).bfloat16()
+    out = torch.empty(3, N, dtype=torch.bfloat16)
+    with pytest.raises(UnsupportedError, match="Leave out_dtype away"):
+        humming.matmul(x, weight, out=out, out_dtype=torch.float32, device="sim:h200")
+    bias = torch.zeros(N, dtype=torch.bfloat16, requires_grad=True)
+    with pytest.raises(UnsupportedError, match=r"autograd.*no_grad"):
+        humming.matmul(x, weight, bias, device="sim:h200")
+    with pytest.raises(UnsupportedError, match="name sim:h200"):
+        humming.matmul(x, weight, device="h200")
+
+
+def test_overlapping_rows_of_an_output_are_refused(weight: PackedWeight) -> None:
+    x = torch.randn(3, K).bfloat16()
+    out = torch.empty(1, N, dtype=torch.bfloat16).expand(3, N)
+    with pytest.raises(UnsupportedError, match="rows are scattered"):
+        humming.matmul(x, weight, out=out)
+
+
+def test_operands_are_checked_each_time(weight: PackedWeight) -> None:
+    x = torch.randn(3, K).bfloat16()
+    parts = (weight.codes, weight.scales, None, None, None)
+    call = torch.ops.humming.matmul
+    call(x, *parts, "int4_g32", N, K, torch.bfloat16)
+    with pytest.raises(UnsupportedError):
+        call(x, weight.codes.float(), *parts[1:], "int4_g32", N, K, torch.bfloat16)
+    with pytest.raises(UnsupportedError):
+        call(x, weight.codes, weight.scales.float(), *parts[2:], "int4_g32", N, K, torch.bfloat16)
