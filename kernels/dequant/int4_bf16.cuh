@@ -29,7 +29,7 @@ struct DequantInt4Bf16 {
   // The offset without a zero point: -(128 (+ 8)).
   static __device__ Offset offset() { return Offset{kTwosComplement ? 0xc308c308u : 0xc300c300u}; }
 
-  // The offset of an integer zero point 0..127 (128 + z is exact no further): -(128 + z).
+  // The offset of an integer zero point 0..15: -(128 + z).
   static __device__ Offset offset(u32 zero) { return Offset{0xc300c300u | zero * 0x00010001u}; }
 
   // Registers of step kStep: (lane, r, e) -> (row g + 8 * (r & 1), k 16 * kStep + 2t + e + 8 (r/2)).

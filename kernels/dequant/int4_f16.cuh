@@ -37,10 +37,10 @@ struct DequantInt4F16 {
     return kTwosComplement ? Offset{0x64086408u, 0xd480d480u} : Offset{0x64006400u, 0xd400d400u};
   }
 
-  // The offset of an integer zero point 0..255: 1024 + z, and 960 - (1024 + z) = -(64 + z).
+  // The offset of an integer zero point 0..15: 1024 + z, and -(64 + z), whose last bit is 1/16.
   static __device__ Offset offset(u32 zero) {
-    const u32 low = 0x64006400u | zero * 0x00010001u;
-    return Offset{low, ptx::sub_f16x2(0x63806380u, low)};
+    const u32 both = zero * 0x00010001u;
+    return Offset{0x64006400u | both, 0xd400d400u | (both << 4)};
   }
 
   // Registers of step kStep: (lane, r, e) -> (row g + 8 * (r & 1), k 16 * kStep + 2t + e + 8 (r/2)).
