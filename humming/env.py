@@ -32,7 +32,12 @@ def cache_dir() -> Path:
     """Folder for compiled kernels (`HUMMING_CACHE_DIR`); absolute, not created here."""
     configured = os.environ.get("HUMMING_CACHE_DIR", "").strip()
     if configured:
-        return Path(configured).expanduser().absolute()
+        try:
+            return Path(configured).expanduser().absolute()
+        except RuntimeError as error:
+            raise UnsupportedError(
+                f"HUMMING_CACHE_DIR={configured}", str(error), "Give a path without ~."
+            ) from error
     # Imported late: most processes that import humming never touch the cache.
     from platformdirs import user_cache_path
 
@@ -53,7 +58,7 @@ def compile_jobs() -> int:
     text = os.environ.get("HUMMING_COMPILE_JOBS", "").strip()
     if not text:
         return _usable_processors()
-    if not (text.isascii() and text.isdigit()) or int(text) < 1:
+    if not (text.isascii() and text.isdigit() and len(text) < 10) or int(text) < 1:
         raise UnsupportedError(
             f"HUMMING_COMPILE_JOBS={text}",
             "it is not a whole number of at least 1",

@@ -27,7 +27,7 @@ def run(
     ] = None,
     weight: Annotated[str, typer.Option(metavar="FORMAT", help="Of the weights.")] = "int4_g128",
     activation: Annotated[str, typer.Option(metavar="FORMAT", help="Of the activations.")] = "fp16",
-    m: Annotated[int, typer.Option("-m", min=0, help="Tokens.")] = 16,
+    m: Annotated[int, typer.Option("-m", min=0, max=1 << 24, help="Tokens.")] = 16,
     device: Annotated[
         str | None,
         typer.Option(
@@ -41,7 +41,8 @@ def run(
         str | None, typer.Option(metavar="TYPE", help="fp16, bf16 or fp32.")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="Of all random values; by default a fresh one.")
+        int | None,
+        typer.Option(min=0, max=2**62, help="Of all random values; by default a fresh one."),
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Compare with a float64 reference; status 1 if beyond.")

@@ -50,9 +50,18 @@ def parse_shape(text: str) -> tuple[int, int]:
     return shape
 
 
+_MOST_RANDOM_VALUES = 1 << 32
+
+
 def random_matrix(text: str, seed: int) -> MatrixSource:
     """A normally distributed matrix of shape `NxK`, scaled as an initialized layer is."""
     n, k = parse_shape(text)
+    if n * k > _MOST_RANDOM_VALUES:
+        raise UnsupportedError(
+            f"a random matrix of {n} x {k}",
+            f"its values take {4 * n * k / 1e9:.3g} GB",
+            f"Ask for at most {_MOST_RANDOM_VALUES} values, or name a tensor of a file.",
+        )
 
     def load() -> "torch.Tensor":
         import torch

@@ -207,3 +207,25 @@ def test_a_machine_without_any_device_says_what_to_name(
     monkeypatch.setattr(plugins.installed(), "_seen", None)
     assert humming("capabilities") == 2
     assert "--device" in humming.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "--random", "1000000x1000000"),
+        ("run", "--random", "64x64", "--seed", str(2**64)),
+        ("run", "--random", "64x64", "-m", "99999999999"),
+    ],
+    ids=["matrix", "seed", "tokens"],
+)
+def test_sizes_beyond_reason_are_refused(humming: Shell, words: tuple[str, ...]) -> None:
+    assert humming(*words) == 2
+    assert "Traceback" not in humming.err
+
+
+def test_a_home_that_is_not_there_is_no_defect(
+    humming: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUMMING_CACHE_DIR", "~nobody_of_that_name/x")
+    assert humming("compile", "w4a16", "-n", "64", "-k", "64", "--device", "h20") == 2
+    assert "HUMMING_CACHE_DIR" in humming.err
