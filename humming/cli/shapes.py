@@ -48,12 +48,16 @@ def model_shapes(model: Path) -> tuple[list[LinearShape], list[str]]:
     path = model / "config.json" if model.is_dir() else model
     try:
         loaded = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} cannot be read as a model's config: {error}") from error
     # A multimodal model keeps the decoder's sizes one level down.
     config = loaded.get("text_config", loaded) if isinstance(loaded, dict) else {}
-    attention, notes = _attention(config, path)
-    mlp, mlp_notes = _mlp(config, path)
+    try:
+        attention, notes = _attention(config, path)
+        mlp, mlp_notes = _mlp(config, path)
+    except (TypeError, AttributeError, ZeroDivisionError) as error:
+        told = f"{path} is no config of a decoder: a size in it is no number ({error})"
+        raise CheckpointError(told) from error
     return attention + mlp, notes + mlp_notes
 
 
