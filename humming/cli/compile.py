@@ -74,8 +74,16 @@ def compile_kernels(
                     }
                     for kernel in made
                 ]
-    folder = str(KernelCache(output).directory)
-    payload = {"problem": problem, "folder": folder, "notes": notes, "kernels": rows}
+    # What was compiled but not kept would be compiled again where it is needed.
+    kept = KernelCache(output)
+    lost = sum(kept.load(row["key"]) is None for row in rows)
+    if lost:
+        raise UnsupportedError(
+            f"compile into {kept.directory}",
+            f"{lost} of {len(rows)} kernels were compiled but could not be kept there",
+            "Give a folder that can be written, and leave HUMMING_DISABLE_CACHE unset.",
+        )
+    payload = {"problem": problem, "folder": str(kept.directory), "notes": notes, "kernels": rows}
     out.emit(payload, lambda console: _render(console, payload))
 
 

@@ -129,3 +129,18 @@ def test_doctor_reports_an_unwritable_cache(
     (cache,) = [finding for finding in told["findings"] if finding["subject"] == "cache"]
     assert cache["state"] == "note"
     assert "HUMMING_CACHE_DIR" in cache["advice"]
+
+
+@pytest.mark.parametrize("why", ["file", "disabled"])
+def test_kernels_that_were_not_kept_are_no_success(
+    humming: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, why: str
+) -> None:
+    words = ["compile", "w4a16", "-n", "64", "-k", "64", "-m", "1", "--device", "h20"]
+    if why == "file":
+        (tmp_path / "file").write_text("")
+        words += ["--output", str(tmp_path / "file")]
+    else:
+        monkeypatch.setenv("HUMMING_CACHE_DIR", str(tmp_path / "none"))
+        monkeypatch.setenv("HUMMING_DISABLE_CACHE", "1")
+    assert humming(*words) == 2
+    assert "could not be kept" in humming.err
