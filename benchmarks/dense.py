@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from packing import time_packing
 from timing import Floor, capture, copies_beyond_l2, environment, time_graphs
 
 import humming
@@ -142,15 +143,9 @@ def compile_times(problem: GemmProblem) -> list[dict[str, Any]]:
 
 def packing_time(n: int, k: int) -> dict[str, Any]:
     """Milliseconds to pack an int4_g128 weight on the card, median of ten."""
-    quantized = humming.quantize(torch.randn(n, k, device="cuda"), "int4_g128")
-    times = []
-    for _ in range(11):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        humming.pack(quantized)
-        torch.cuda.synchronize()
-        times.append((time.perf_counter() - start) * 1e3)
-    return {"n": n, "k": k, "format": "int4_g128", "ms": statistics.median(times[1:])}
+    weight = "int4_g128"
+    times = time_packing(n, k, weight, device="cuda", repetitions=10)
+    return {"n": n, "k": k, "format": weight, "ms": times["pack_ms"]}
 
 
 def host_time(n: int, k: int) -> dict[str, Any]:

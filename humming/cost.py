@@ -212,8 +212,7 @@ class CostModel:
             group = activation_group(problem) or k
             activations += m * (k / group) * activation.scale_dtype.bits / 8
         out = m * n * problem.out_dtype.bits / 8
-        partials = 2 * 4 * cut.split_k * n * cut.padded_m if cut.split_k > 1 else 0
-        again = (cut.tiles_n - 1) * activations + max(0, cut.tiles_m - 1) * weights + partials
+        again = (cut.tiles_n - 1) * activations + max(0, cut.tiles_m - 1) * weights
         return weights + activations + out, again
 
     def _slots(self, cut: "_Cut") -> float:
@@ -325,19 +324,14 @@ class _Cut:
     tiles_m: int
     padded_m: int
     block_m: int
-    split_k: int
-
-    @property
-    def ctas(self) -> int:
-        return self.tiles_n * self.tiles_m * self.split_k
 
 
 def _cut(problem: GemmProblem, lowering: Lowering, m: int, tile: TileConfig | None) -> _Cut:
     if tile:
-        block_n, block_m, split_k = tile.block_n, tile.block_m, tile.split_k
+        block_n, block_m = tile.block_n, tile.block_m
     else:
-        block_n, split_k = IDEAL_BLOCK_N, 1
+        block_n = IDEAL_BLOCK_N
         step = lowering.mma.shape[1]
         block_m = max(step, min(IDEAL_BLOCK_M, ceil(m / step) * step))
     tiles_m = ceil(m / block_m)
-    return _Cut(ceil(problem.n / block_n), tiles_m, tiles_m * block_m, block_m, split_k)
+    return _Cut(ceil(problem.n / block_n), tiles_m, tiles_m * block_m, block_m)
