@@ -1,7 +1,8 @@
 """The kernel cache: what a compiled kernel depends on, and where its image is kept.
 
 A key is made of contents only: the source, the headers that it includes, the compiler with its
-version and its options. No path and no time enters it: a cache filled on one host serves a fleet.
+version and its options. No path and no time enters it: a cache filled on one host serves a fleet,
+hosts with an older compiler or none included.
 """
 
 import hashlib
@@ -21,6 +22,8 @@ from humming import env
 from humming.dtypes import suggest
 from humming.errors import CompileError
 
+Version = tuple[int, int]
+
 _LOG = logging.getLogger(__name__)
 
 # Any spelling that could pull in a file, and the only one that is allowed.
@@ -29,6 +32,7 @@ _OUR_INCLUDE = re.compile(r"^#include <(humming/[\w.\-/]+)>\s*(?://.*)?$")
 
 _MAGIC = b"humming kernel 1\n"
 _DIGEST_CHARS = hashlib.sha256().digest_size * 2
+_KEY = re.compile(rf"[0-9a-f]{{{_DIGEST_CHARS}}}-\d+\.\d+")
 
 
 def include_closure(
@@ -74,27 +78,28 @@ def _includes(includer: str, text: str) -> Iterator[tuple[str, int]]:
         yield match.group(1), number
 
 
-def kernel_key(
+def kernel_recipe(
     source: str,
     headers: Mapping[str, str],
     *,
     entry: str,
     compiler: str,
-    version: tuple[int, int],
     options: Sequence[str],
 ) -> str:
-    """Returns the cache key (64 hexadecimal digits) of a kernel.
+    """Returns a digest (64 hexadecimal digits) of all that a kernel is made of and by.
+
+    The compiler's version is left out: kernels of one recipe do the same, whichever version made
+    them, and `kernel_key` tells them apart.
 
     Args:
         source: the composed source.
         headers: the include closure, text by include name.
         entry: name of the kernel.
         compiler: name of the compiler.
-        version: its version, (major, minor).
         options: the options given to it; they carry the architecture.
     """
     digest = hashlib.sha256(_MAGIC)
-    fields = [compiler, f"{version[0]}.{version[1]}", entry, *options, "source", source]
+    fields = [compiler, entry, *options, "source", source]
     for include, text in sorted(headers.items()):
         fields += [include, text]
     for field in fields:
@@ -102,6 +107,22 @@ def kernel_key(
         # The length in front of each field keeps two lists of fields from running together.
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()
+
+
+def kernel_key(recipe: str, version: Version) -> str:
+    """Returns the cache key of a recipe's kernel made by a version of its compiler."""
+    return f"{recipe}-{dotted(version)}"
+
+
+def key_version(key: str) -> Version:
+    """Returns the compiler version, (major, minor), that a cache key names."""
+    major, minor = key.rpartition("-")[2].split(".")
+    return int(major), int(minor)
+
+
+def dotted(version: Version) -> str:
+    """Returns a version as people write it."""
+    return f"{version[0]}.{version[1]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +193,31 @@ class KernelCache:
             _LOG.warning("cached kernel %s cannot be used (%s); it is built again", path, error)
             return None
         return entry
+
+    def find(self, recipe: str, version: Version | None) -> CacheEntry | None:
+        """Returns a recipe's kernel that makes compiling needless, or None.
+
+        That is the one made by this version of the compiler, else by the newest that is newer: a
+        folder prepared with a new compiler serves hosts that have an older one, while a compiler
+        that was updated makes its kernels anew. It must be of the same major version, because
+        drivers load what any minor version made. A host without a compiler takes what there is.
+
+        Args:
+            recipe: as `kernel_recipe` returns it.
+            version: of the compiler of this host; None if it has none.
+        """
+        if version and (exact := self.load(kernel_key(recipe, version))):
+            return exact
+        try:
+            names = [path.stem for path in self.directory.glob(f"{recipe}-*.kernel")]
+        except OSError:
+            return None  # a folder that cannot be read; whoever writes to it says so
+        keys = [name for name in names if _KEY.fullmatch(name)]
+        if version:
+            end = (version[0] + 1, 0)
+            keys = [key for key in keys if version < key_version(key) < end]
+        newest_first = sorted(keys, key=key_version, reverse=True)
+        return next((entry for key in newest_first if (entry := self.load(key))), None)
 
     def store(self, entry: CacheEntry) -> None:
         """Writes a kernel so that a reader sees all of it or nothing, even after a crash."""

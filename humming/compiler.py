@@ -10,14 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from humming import env, plugins
-from humming.cache import CacheEntry, KernelCache, include_closure, kernel_key
+from humming.cache import (
+    CacheEntry,
+    KernelCache,
+    Version,
+    dotted,
+    include_closure,
+    kernel_key,
+    kernel_recipe,
+    key_version,
+)
 from humming.capability import DeviceCapabilities
 from humming.composer import M_RANGES, KernelPlan, compose, m_range_of
 from humming.errors import CompileError, UnsupportedError
 from humming.hookspecs import Compiler, Image
 from humming.problem import GemmProblem
-
-Version = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +34,9 @@ class CompiledKernel:
     Attributes:
         image: the module image, with its kind and the compiler's log.
         entry: name of the kernel in it.
-        key: cache key, 64 hexadecimal digits.
+        key: cache key: a digest of all that the kernel is made of, and the compiler's version.
+        compiler: what made it, such as "nvrtc 13.0". From a cache filled elsewhere it may be newer
+            than the compiler of this host.
         seconds: time that this call took, compiling or reading from the cache.
         from_cache: whether it was read from the cache.
     """
@@ -35,6 +44,7 @@ class CompiledKernel:
     image: Image
     entry: str
     key: str
+    compiler: str
     seconds: float
     from_cache: bool
 
@@ -62,30 +72,34 @@ def compile_source(
             environment. `HUMMING_DISABLE_CACHE=1` turns the environment's cache off.
         needs: the compiler version that something in the source needs, if any.
 
+    A kernel that the cache holds needs no compiler here; one that a newer compiler made elsewhere
+    serves too.
+
     Raises:
-        CompileError: no compiler, one that is too old, a bad include, or an error in the source.
+        CompileError: not in the cache and no compiler, or one that is too old; a bad include; or an
+            error in the source.
     """
     start = time.perf_counter()
     compiler = plugins.compiler_for(caps)
-    _check_version(compiler, entry, caps, needs)
     headers = include_closure(source, plugins.registry().headers, name=f"{entry}.cu")
-    key = kernel_key(
-        source,
-        headers,
-        entry=entry,
-        compiler=compiler.name,
-        version=compiler.version,
-        options=compiler.options(caps),
+    recipe = kernel_recipe(
+        source, headers, entry=entry, compiler=compiler.name, options=compiler.options(caps)
     )
-
-    def build() -> CacheEntry:
-        image = compiler.compile(source, headers, entry, caps)
-        return CacheEntry(key, entry, image.kind, image.data, image.log)
-
     kernels = _cache(cache)
-    stored, from_cache = kernels.load_or_build(key, build) if kernels else (build(), False)
+    stored, from_cache = kernels.find(recipe, _installed(compiler)) if kernels else None, True
+    if stored is None:
+        _check_compiler(compiler, entry, caps, needs, kernels)
+        key = kernel_key(recipe, compiler.version)
+
+        def build() -> CacheEntry:
+            image = compiler.compile(source, headers, entry, caps)
+            return CacheEntry(key, entry, image.kind, image.data, image.log)
+
+        stored, from_cache = kernels.load_or_build(key, build) if kernels else (build(), False)
     image = Image(kind=stored.kind, data=stored.data, log=stored.log)
-    return CompiledKernel(image, entry, key, time.perf_counter() - start, from_cache)
+    made_by = f"{compiler.name} {dotted(key_version(stored.key))}"
+    took = time.perf_counter() - start
+    return CompiledKernel(image, entry, stored.key, made_by, took, from_cache)
 
 
 def compile_plan(plan: KernelPlan, *, cache: bool | KernelCache = True) -> CompiledKernel:
@@ -173,16 +187,34 @@ def _cache(choice: bool | KernelCache) -> KernelCache | None:
     return KernelCache() if choice and env.cache_enabled() else None
 
 
-def _check_version(
-    compiler: Compiler, entry: str, caps: DeviceCapabilities, needs: Version | None
+def _installed(compiler: Compiler) -> Version | None:
+    try:
+        return compiler.version
+    except CompileError:
+        return None  # kernels that were prepared elsewhere serve without it
+
+
+def _check_compiler(
+    compiler: Compiler,
+    entry: str,
+    caps: DeviceCapabilities,
+    needs: Version | None,
+    kernels: KernelCache | None,
 ) -> None:
-    required = max((v for v in (caps.min_compiler, needs) if v is not None), default=None)
-    if required is not None and compiler.version < required:
+    """Refuses to compile without a compiler, or with one that is too old."""
+    try:
+        version = compiler.version
+    except CompileError as error:
+        if kernels is None:
+            raise
         raise CompileError(
-            f"{entry} for {caps.name} ({caps.arch}) needs {compiler.name} {_dotted(required)} or "
-            f"newer; found {_dotted(compiler.version)}"
+            f"{entry} for {caps.name} is not in {kernels.directory}, and cannot be compiled here: "
+            f"{error} Or fill that folder where there is a compiler, with `humming compile` of the "
+            "same version of humming."
+        ) from error
+    required = max((v for v in (caps.min_compiler, needs) if v is not None), default=None)
+    if required is not None and version < required:
+        raise CompileError(
+            f"{entry} for {caps.name} ({caps.arch}) needs {compiler.name} {dotted(required)} or "
+            f"newer; found {dotted(version)}"
         )
-
-
-def _dotted(version: Version) -> str:
-    return f"{version[0]}.{version[1]}"

@@ -372,7 +372,7 @@ def capabilities(
 
     Args:
         device: name or alias of a row, index or entry of a present device, or None for the
-            accelerator that is present.
+            accelerator that is present, else the device that the CPU simulates.
 
     >>> capabilities("h200").supports("wgmma")
     True

@@ -1,6 +1,6 @@
 """`humming compile`: kernels ahead of time, for any device of the matrix, without having it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +19,11 @@ def compile_kernels(
     problem: ProblemName,
     device: Annotated[
         list[str] | None,
-        typer.Option("--device", metavar="NAME", help="A row; give it several times for several."),
+        typer.Option(
+            "--device",
+            metavar="NAME",
+            help="A row, once or several times; by default the present accelerator.",
+        ),
     ] = None,
     n: Annotated[int | None, typer.Option("-n", help="Out features.")] = None,
     k: Annotated[int | None, typer.Option("-k", help="In features.")] = None,
@@ -49,8 +53,7 @@ def compile_kernels(
     from humming.problem import GemmProblem
 
     wanted, notes = _wanted(n, k, shapes, model)
-    names: Sequence[str | None] = device or [None]
-    targets = [plugins.capabilities(name) for name in names]
+    targets = [plugins.capabilities(name) for name in device or _present()]
     out = Output(as_json)
     rows: list[dict[str, Any]] = []
     with out.progress("compile", len(targets) * len(wanted)) as step:
@@ -68,6 +71,7 @@ def compile_kernels(
                         "n": shape.n,
                         "k": shape.k,
                         "key": kernel.key,
+                        "compiler": kernel.compiler,
                         "bytes": len(kernel.image.data),
                         "seconds": kernel.seconds,
                         "from_cache": kernel.from_cache,
@@ -85,6 +89,20 @@ def compile_kernels(
         )
     payload = {"problem": problem, "folder": str(kept.directory), "notes": notes, "kernels": rows}
     out.emit(payload, lambda console: _render(console, payload))
+
+
+def _present() -> list[str]:
+    """The row of the first accelerator; kernels for the simulator are nothing to prepare."""
+    from humming import plugins
+
+    rows = [found.row for found in plugins.devices() if found.row and found.index >= 0]
+    if not rows:
+        raise UnsupportedError(
+            "compile without --device",
+            "no accelerator is present",
+            "Name one or several: --device h200 --device a100; `humming devices --all` lists them.",
+        )
+    return rows[:1]
 
 
 def _wanted(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from humming.cli.options import AsJson
+from humming.cli.options import DEFAULT_DEVICE, AsJson
 from humming.cli.output import Output, print_table
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _summary(caps: "DeviceCapabilities") -> dict[str, Any]:
 def show_capabilities(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="A row; by default the present accelerator."),
+        typer.Argument(metavar="NAME", help=f"A row; {DEFAULT_DEVICE}."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

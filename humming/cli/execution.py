@@ -116,6 +116,7 @@ class Outcome:
     lowering: str = ""
     tile: str = ""
     kernel_bytes: int = 0
+    kernel_compiler: str = ""
     kernel_cached: bool = False
     kernel_seconds: float = 0.0
     check: Check | None = None
@@ -133,6 +134,7 @@ class Outcome:
                 "lowering": self.lowering,
                 "tile": self.tile,
                 "bytes": self.kernel_bytes,
+                "compiler": self.kernel_compiler,
                 "seconds": self.kernel_seconds,
                 "from_cache": self.kernel_cached,
             },
@@ -195,6 +197,7 @@ class Job:
         with outcome.timed("compile", announce):
             compiled = compile_plan(plan)
         outcome.kernel_bytes = len(compiled.image.data)
+        outcome.kernel_compiler = compiled.compiler
         outcome.kernel_seconds, outcome.kernel_cached = compiled.seconds, compiled.from_cache
         x, bias = self._inputs(problem)
         announce(f"{source.name}: run")

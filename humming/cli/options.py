@@ -4,12 +4,14 @@ from typing import Annotated
 
 import typer
 
+DEFAULT_DEVICE = "by default the present accelerator, else the simulated device of HUMMING_SIMULATE"
+
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")
 ]
 DeviceName = Annotated[
     str | None,
-    typer.Option("--device", metavar="NAME", help="A row; by default the present accelerator."),
+    typer.Option("--device", metavar="NAME", help=f"A row; {DEFAULT_DEVICE}."),
 ]
 ProblemName = Annotated[
     str,

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from humming.cli.exits import CHECK_FAILED
-from humming.cli.options import AllowUndocumented, AsJson
+from humming.cli.exits import CHECK_FAILED, status_of
+from humming.cli.options import DEFAULT_DEVICE, AllowUndocumented, AsJson
 from humming.cli.output import Output, print_table, seconds
 from humming.cli.weights import MatrixSource, file_matrices, random_matrix
-from humming.errors import UnsupportedError
+from humming.errors import HummingError, UnsupportedError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,8 +32,7 @@ def run(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="A row, or sim:ROW to simulate it on the CPU; by default the present "
-            "accelerator, else the simulated device of HUMMING_SIMULATE.",
+            help=f"A row, or sim:ROW to simulate it on the CPU; {DEFAULT_DEVICE}.",
         ),
     ] = None,
     bias: Annotated[bool, typer.Option("--bias", help="Add a random bias.")] = False,
@@ -56,7 +55,7 @@ def run(
     not present is compiled but does not run: the packed weights are multiplied by reference
     arithmetic on the CPU. The output says what ran where.
     """
-    from humming.cli.execution import Job, choose_target
+    from humming.cli.execution import Job, Outcome, choose_target
     from humming.problem import GemmProblem
 
     seed = secrets.randbits(31) if seed is None else seed
@@ -72,8 +71,17 @@ def run(
     name = describe(*sources[0].shape).name
     job = Job(choose_target(device), describe, m, seed, check)
     out = Output(as_json)
+    outcomes: list[Outcome] = []
+    failures: dict[str, HummingError] = {}
     with out.progress("run", len(sources) * len(Job.STEPS)) as step:
-        outcomes = [job.do(source, step) for source in sources]
+        for source in sources:
+            try:
+                outcomes.append(job.do(source, step))
+            except HummingError as error:
+                if len(sources) == 1:
+                    raise
+                # One matrix that cannot be done must not cost what the others came to.
+                failures[source.name] = error
     passed = all(outcome.check.passed for outcome in outcomes if outcome.check)
     payload = {
         "problem": name,
@@ -83,19 +91,28 @@ def run(
         "seed": seed,
         "notes": notes,
         "results": [outcome.to_dict() for outcome in outcomes],
-        "passed": passed if check else None,
+        "failed": [
+            {"name": failed, "type": type(error).__name__, "message": str(error)}
+            for failed, error in failures.items()
+        ],
+        "passed": passed and not failures if check else None,
     }
 
     def render(console: "Console") -> None:
-        if len(outcomes) == 1:
+        if len(sources) == 1:
             _render_one(console, outcomes[0], seed)
-        else:
+        elif outcomes:
             _render_many(console, outcomes, seed)
+        for failed, error in failures.items():
+            console.print(f"{failed}: FAILED: {error}")
         for note in notes:
             console.print(f"note: {note}")
-        console.print(f"executed on: {_execution(job.target, outcomes)}")
+        if outcomes:
+            console.print(f"executed on: {_execution(job.target, outcomes)}")
 
     out.emit(payload, render)
+    if failures:
+        raise typer.Exit(max(map(status_of, failures.values())))
     if not passed:
         raise typer.Exit(CHECK_FAILED)
 
@@ -131,7 +148,8 @@ def _render_one(console: "Console", outcome: "Outcome", seed: int) -> None:
     told = {
         "quantize": f"{problem.weight.bits_per_weight(problem.n, problem.k):.2f} bits per weight",
         "plan": f"{outcome.lowering}; tile {outcome.tile}",
-        "compile": f"{outcome.kernel_bytes} bytes{', cached' if outcome.kernel_cached else ''}",
+        "compile": f"{outcome.kernel_bytes} bytes by {outcome.kernel_compiler}"
+        f"{', cached' if outcome.kernel_cached else ''}",
     }
     for step, took in outcome.steps.items():
         console.print(f"  {step:<9}{seconds(took):>9}  {told.get(step, '')}".rstrip())

@@ -176,6 +176,38 @@ def test_broken_entry_is_compiled_again(own_cache: Path, a100: DeviceCapabilitie
     assert again.image.data == first.image.data
 
 
+def test_prepared_kernel_serves_a_host_without_compiler(
+    own_cache: Path, a100: DeviceCapabilities, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = compile_source(PROBE, "probe", a100)
+
+    def absent(self: object) -> tuple[int, int]:
+        raise CompileError("libnvrtc was not found. Install it.")
+
+    monkeypatch.setattr(type(plugins.compiler_for(a100)), "version", property(absent))
+    served = compile_source(PROBE, "probe", a100)
+    assert served.from_cache
+    assert (served.image, served.compiler) == (prepared.image, prepared.compiler)
+    with pytest.raises(CompileError, match=r"is not in .*libnvrtc was not found.*humming compile"):
+        compile_source(PROBE + "// changed", "probe", a100)
+
+
+def test_prepared_kernel_of_a_newer_compiler_serves_an_older_one(
+    own_cache: Path, a100: DeviceCapabilities, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = compile_source(PROBE, "probe", a100)
+    kind = type(plugins.compiler_for(a100))
+    major, minor = plugins.compiler_for(a100).version
+    monkeypatch.setattr(kind, "version", (major, minor - 1))
+    served = compile_source(PROBE, "probe", a100)
+    assert served.from_cache
+    assert served.compiler == prepared.compiler == f"nvrtc {major}.{minor}"
+    # One that was updated makes its kernels anew.
+    monkeypatch.setattr(kind, "version", (major, minor + 1))
+    made = compile_source(PROBE, "probe", a100)
+    assert (made.from_cache, made.compiler) == (False, f"nvrtc {major}.{minor + 1}")
+
+
 def test_many_at_once_keep_their_order(own_cache: Path) -> None:
     problem = GemmProblem.parse("int4_g128 x fp16", 1024, 1024)
     plans = [

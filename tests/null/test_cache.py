@@ -8,10 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from humming.cache import CacheEntry, KernelCache, include_closure, kernel_key
+from humming.cache import (
+    CacheEntry,
+    KernelCache,
+    include_closure,
+    kernel_key,
+    kernel_recipe,
+    key_version,
+)
 from humming.errors import CompileError
 
-KEY = "ab" * 32
+RECIPE = "ab" * 32
+KEY = kernel_key(RECIPE, (13, 0))
 
 
 def _entry(key: str = KEY, data: bytes = b"\x7fELF\n\x00image") -> CacheEntry:
@@ -77,7 +85,6 @@ BASE = {
     "headers": {"humming/a.cuh": "int a;"},
     "entry": "kernel_1",
     "compiler": "nvrtc",
-    "version": (13, 0),
     "options": ("--std=c++20", "--gpu-architecture=sm_80"),
 }
 
@@ -91,23 +98,32 @@ BASE = {
         {"headers": {}},
         {"entry": "kernel_2"},
         {"compiler": "other"},
-        {"version": (13, 1)},
         {"options": ("--std=c++20", "--gpu-architecture=sm_90a")},
         {"options": ("--std=c++20--gpu-architecture=sm_80",)},
         {"options": (*BASE["options"], "-lineinfo")},
     ],
     ids=str,
 )
-def test_key_depends_on(change: dict) -> None:
-    assert kernel_key(**BASE) != kernel_key(**{**BASE, **change})
+def test_recipe_depends_on(change: dict) -> None:
+    assert kernel_recipe(**BASE) != kernel_recipe(**{**BASE, **change})
 
 
-def test_key_is_the_same_on_every_host() -> None:
+def test_key_names_recipe_and_version() -> None:
+    keys = {kernel_key(RECIPE, version) for version in [(13, 0), (13, 1), (1, 30), (130, 0)]}
+    assert len(keys) == 4
+    assert all(key.startswith(RECIPE) for key in keys)
+    assert key_version(kernel_key(RECIPE, (13, 10))) == (13, 10)
+
+
+def test_recipe_is_the_same_on_every_host() -> None:
     two = {"humming/a.cuh": "int a;", "humming/b.cuh": ""}
     reordered = dict(reversed(two.items()))
-    assert kernel_key(**{**BASE, "headers": two}) == kernel_key(**{**BASE, "headers": reordered})
+    assert kernel_recipe(**BASE | {"headers": two}) == kernel_recipe(
+        **BASE | {"headers": reordered}
+    )
     # A literal guards against anything of this machine or version of Python entering the key.
-    assert kernel_key(**BASE) == "86b6b242e6ddd304caa0c50cb80230d75805f1e99f88cf67cbd88fed6f553bcb"
+    literal = "70c23515017059dc8f34f75726eec5c3abee1859e6118307107792964b52f907"
+    assert kernel_recipe(**BASE) == literal
 
 
 def test_directories_are_private_however_they_come_about(tmp_path: Path) -> None:
@@ -125,6 +141,40 @@ def test_round_trip_in_a_private_directory(tmp_path: Path) -> None:
     assert stat.S_IMODE(cache.directory.stat().st_mode) == 0o700
     assert stat.S_IMODE(cache.path(KEY).stat().st_mode) == 0o600
     assert [path.name for path in cache.directory.iterdir()] == [f"{KEY}.kernel"]
+
+
+@pytest.mark.parametrize(
+    ("installed", "found"),
+    [
+        pytest.param((13, 0), (13, 0), id="its-own"),
+        pytest.param((13, 1), (13, 10), id="newest-of-the-newer"),
+        pytest.param((13, 10), (13, 10), id="newest"),
+        pytest.param((13, 11), None, id="updated"),
+        pytest.param((12, 9), None, id="other-major"),
+        pytest.param(None, (14, 0), id="no-compiler"),
+    ],
+)
+def test_kernels_of_newer_compilers_serve(
+    installed: tuple[int, int] | None, found: tuple[int, int] | None, tmp_path: Path
+) -> None:
+    cache = KernelCache(tmp_path)
+    assert cache.find(RECIPE, installed) is None
+    for version in [(13, 0), (13, 2), (13, 10), (14, 0)]:
+        cache.store(_entry(kernel_key(RECIPE, version)))
+    cache.store(_entry(kernel_key("cd" * 32, (13, 11))))
+    (cache.directory / f"{RECIPE}-old.kernel").write_bytes(b"somebody else's")
+    entry = cache.find(RECIPE, installed)
+    assert (entry and key_version(entry.key)) == found
+
+
+def test_damaged_kernel_of_a_newer_compiler_leaves_the_next(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path)
+    for version in [(13, 2), (13, 3)]:
+        cache.store(_entry(kernel_key(RECIPE, version)))
+    cache.path(kernel_key(RECIPE, (13, 3))).write_bytes(b"")
+    entry = cache.find(RECIPE, (13, 0))
+    assert entry
+    assert key_version(entry.key) == (13, 2)
 
 
 def test_default_directory_is_the_environments(
@@ -148,7 +198,7 @@ def _flip(raw: bytes, at: int) -> bytes:
         pytest.param(lambda raw: _flip(raw, 30), id="checksum"),
         pytest.param(lambda raw: _flip(raw, 100), id="header"),
         pytest.param(lambda raw: _flip(raw, -1), id="image"),
-        pytest.param(lambda raw: _entry("cd" * 32).to_bytes(), id="other-kernel"),
+        pytest.param(lambda raw: _entry("cd" * 32 + "-13.0").to_bytes(), id="other-kernel"),
     ],
 )
 def test_damaged_entry_is_reported_and_built_again(

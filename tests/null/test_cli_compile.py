@@ -32,6 +32,23 @@ def test_compile_fills_a_folder_that_serves_as_cache(
     assert "distinct kernels in" in humming.out
 
 
+def test_compile_without_an_accelerator_asks_for_a_device(humming: Shell) -> None:
+    words = ("compile", "w4a16", "-n", "64", "-k", "64", "-m", "1")
+    error = humming.json(*words, status=2)["error"]
+    assert error["why"] == "no accelerator is present"
+    assert "--device" in error["possible"]
+
+
+def test_compile_is_for_the_accelerator_that_is_present(
+    humming: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    present = plugins.PresentDevice(0, "NVIDIA H200", "h200", plugin="nvidia")
+    monkeypatch.setattr(plugins, "devices", lambda: plugins.PresentDevices([present], []))
+    told = humming.json("compile", "w4a16", "-n", "64", "-k", "64", "-m", "1")
+    assert [row["device"] for row in told["kernels"]] == ["h200"]
+    assert told["kernels"][0]["compiler"].startswith("nvrtc ")
+
+
 def test_compile_takes_a_model(humming: Shell, tmp_path: Path) -> None:
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
     (tmp_path / "config.json").write_text(json.dumps({**sizes, "num_key_value_heads": 2}))

@@ -190,6 +190,31 @@ def test_weights_that_cannot_be_quantized(humming: Shell, tmp_path: Path) -> Non
     assert "finite" in humming.err
 
 
+def test_one_matrix_that_cannot_be_done_leaves_the_others(humming: Shell, tmp_path: Path) -> None:
+    broken = torch.randn(16, 64)
+    broken[3, 5] = torch.inf
+    tensors = {"a": torch.randn(16, 64), "b": broken, "c": torch.randn(32, 64)}
+    save_file(tensors, tmp_path / "m.safetensors")
+    words = ("run", f"{tmp_path}/m.safetensors::*", "--weight", "int4_g64", "--check")
+    told = humming.json(*words, status=2)
+    assert [result["name"] for result in told["results"]] == ["a", "c"]
+    assert all(result["check"]["passed"] for result in told["results"])
+    assert told["passed"] is False
+    (failed,) = told["failed"]
+    assert failed["name"] == "b"
+    assert "finite" in failed["message"]
+    assert humming(*words) == 2
+    assert re.search(r"^b: FAILED: .*finite", humming.out, re.MULTILINE)
+    assert "all ok of 2 matrices" in humming.out
+
+
+def test_only_matrices_that_cannot_be_done(humming: Shell, tmp_path: Path) -> None:
+    broken = torch.full((16, 64), torch.nan)
+    save_file({"a": broken, "b": broken.clone()}, tmp_path / "m.safetensors")
+    assert humming("run", f"{tmp_path}/m.safetensors::*", "--weight", "int4_g64") == 2
+    assert humming.out.count("FAILED") == 2
+
+
 @pytest.mark.parametrize("expected_within", [True, False], ids=["within", "beyond"])
 def test_an_infinite_bound_admits_overflow_but_no_nan(expected_within: bool) -> None:
     # Outputs that may exceed float16 have no bound; NaN is never within one.

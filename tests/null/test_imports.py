@@ -27,6 +27,7 @@ LAYERS = (
     ("ops",),
     ("nn",),
     ("cli", "testing"),
+    ("__main__",),
 )
 LEVEL = {module: level for level, layer in enumerate(LAYERS) for module in layer}
 FIRST_WITH_TORCH = LEVEL["runtime"]

@@ -60,7 +60,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
 
 
 def _compiled(key: str = "0" * 64) -> CompiledKernel:
-    return CompiledKernel(Image("cubin", b""), "entry", key, 0.0, False)
+    return CompiledKernel(Image("cubin", b""), "entry", key, "nvrtc 13.0", 0.0, False)
 
 
 def _plan(split_k: int = 1, m_range: tuple[int, int | None] = M_RANGES[1]) -> KernelPlan:

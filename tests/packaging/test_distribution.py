@@ -166,6 +166,7 @@ def test_command_line_works_from_a_foreign_folder(installation: Installation) ->
     assert listed["broken_plugins"] == []
     version = installation.run("humming", "--version").stdout
     assert version.split() == ["humming", installation.seen["version"]]
+    assert installation.run("python", "-m", "humming", "--version").stdout == version
 
 
 @pytest.mark.parametrize("form", ["wheel", "sdist"])
