@@ -274,10 +274,11 @@ class PluginSet:
         if device is None or isinstance(device, int):
             device = self._accelerator(device)
         if not device.row:
+            notes = " ".join(device.notes)
+            if device.index < 0:
+                notes += " HUMMING_SIMULATE names the row that the CPU simulates."
             raise UnsupportedError(
-                f"capabilities of {device.driver_name!r}",
-                "it is present but has no row",
-                " ".join(device.notes),
+                f"capabilities of {device.driver_name!r}", "it is present but has no row", notes
             )
         return self.registry.device(device.row)
 
