@@ -224,6 +224,10 @@ class DeviceCapabilities:
         for name in _POSITIVE:
             value = getattr(self, name)
             _require(value is None or value > 0, self, name)
+        for name, kind in (("mma", MmaRow), ("absent", Absence)):
+            rows = getattr(self, name)
+            sound = isinstance(rows, tuple) and all(isinstance(row, kind) for row in rows)
+            _require(sound, self, name)
         known = [mover for mover in MOVERS if mover in self.movers]
         _require(bool(known) and list(self.movers) == known, self, "movers")
         if self.smem_per_sm_bytes and self.smem_per_block_bytes:
@@ -326,6 +330,8 @@ _RULES = {
     "rate": "must be positive or None",
     "block_scale": "must have positive groups",
     "legacy": "cannot hold together with emulated",
+    "mma": "must be a tuple of MmaRow",
+    "absent": "must be a tuple of Absence",
     "movers": f"must be some of {', '.join(MOVERS)}, in this order",
     "smem_per_block_bytes": "is more than an SM has",
 }

@@ -8,16 +8,18 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from humming import env, plugins
 from humming.cache import CacheEntry, KernelCache, include_closure, kernel_key
 from humming.capability import DeviceCapabilities
 from humming.composer import M_RANGES, KernelPlan, compose, m_range_of
-from humming.errors import CompileError, UnsupportedError
+from humming.errors import CompileError, PluginError, UnsupportedError
 from humming.hookspecs import Compiler, Image
 from humming.problem import GemmProblem
 
 Version = tuple[int, int]
+_HOOK = "humming_compiler"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +66,18 @@ def compile_source(
 
     Raises:
         CompileError: no compiler, one that is too old, a bad include, or an error in the source.
+        PluginError: the plugin that has the compiler is broken.
     """
     start = time.perf_counter()
     compiler = plugins.compiler_for(caps)
-    _check_version(compiler, entry, caps, needs)
+    name, version, options = identity(compiler, caps)
+    _check_version(name, version, entry, caps, needs)
     headers = include_closure(source, plugins.registry().headers, name=f"{entry}.cu")
-    key = kernel_key(
-        source,
-        headers,
-        entry=entry,
-        compiler=compiler.name,
-        version=compiler.version,
-        options=compiler.options(caps),
-    )
+    key = kernel_key(source, headers, entry=entry, compiler=name, version=version, options=options)
 
     def build() -> CacheEntry:
-        image = compiler.compile(source, headers, entry, caps)
+        with plugins.calling(_HOOK, caps):
+            image = _checked(compiler.compile(source, headers, entry, caps))
         return CacheEntry(key, entry, image.kind, image.data, image.log)
 
     kernels = _cache(cache)
@@ -173,14 +171,48 @@ def _cache(choice: bool | KernelCache) -> KernelCache | None:
     return KernelCache() if choice and env.cache_enabled() else None
 
 
+def identity(compiler: Compiler, caps: DeviceCapabilities) -> tuple[str, Version, tuple[str, ...]]:
+    """Name, version and options of the compiler of a device.
+
+    Raises:
+        CompileError: the compiler is not installed.
+        PluginError: its plugin is broken.
+    """
+    with plugins.calling(_HOOK, caps):
+        name, version, options = compiler.name, compiler.version, compiler.options(caps)
+        if not isinstance(name, str):
+            raise PluginError(f"the compiler's name = {name!r} is no text")
+        if not (
+            isinstance(version, tuple)
+            and len(version) == 2
+            and all(isinstance(number, int) for number in version)
+        ):
+            raise PluginError(f"the compiler's version = {version!r} is no (major, minor)")
+        if not isinstance(options, tuple) or not all(isinstance(text, str) for text in options):
+            raise PluginError(f"the compiler's options are {options!r}, no tuple of texts")
+    return name, version, options
+
+
+def _checked(image: Any) -> Image:
+    """What a compiler returned, if it is an image."""
+    if not isinstance(image, Image):
+        raise PluginError(f"compile returned {image!r} of type {type(image).__name__}, no Image")
+    for name, kind in (("kind", str), ("data", bytes), ("log", str)):
+        value = getattr(image, name)
+        if not isinstance(value, kind):
+            told = f"its {name} is of type {type(value).__name__}, not {kind.__name__}"
+            raise PluginError(f"compile returned an image, but {told}")
+    return image
+
+
 def _check_version(
-    compiler: Compiler, entry: str, caps: DeviceCapabilities, needs: Version | None
+    compiler: str, version: Version, entry: str, caps: DeviceCapabilities, needs: Version | None
 ) -> None:
     required = max((v for v in (caps.min_compiler, needs) if v is not None), default=None)
-    if required is not None and compiler.version < required:
+    if required is not None and version < required:
         raise CompileError(
-            f"{entry} for {caps.name} ({caps.arch}) needs {compiler.name} {_dotted(required)} or "
-            f"newer; found {_dotted(compiler.version)}"
+            f"{entry} for {caps.name} ({caps.arch}) needs {compiler} {_dotted(required)} or "
+            f"newer; found {_dotted(version)}"
         )
 
 

@@ -17,11 +17,12 @@ from humming import hookspecs, plugins
 from humming.capability import DeviceCapabilities
 from humming.compiler import CompiledKernel, compile_many, compile_plan
 from humming.composer import M_RANGES, KernelPlan, compose
-from humming.errors import PluginError, UnsupportedError
+from humming.errors import HummingError, PluginError, UnsupportedError
 from humming.problem import GemmProblem
 
 # GemmParams of kernels/params.cuh: 9 addresses, 2 strides, then m, n, k and a reserved int.
 _PARAMS = struct.Struct("<11q4i")
+_HOOK = "humming_runtime"
 _MAX_GRID_Y = 65535
 _ALIGNMENT_BYTES = 16
 
@@ -153,7 +154,7 @@ class Kernel:
 
         Raises:
             UnsupportedError: more tokens than a launch can cover, or an operand lies askew.
-            HummingError: the driver refused.
+            HummingError: the driver refused, or the runtime's plugin is broken.
         """
         m, k = x.shape
         tiles_m = -(-m // self._block_m)
@@ -203,12 +204,17 @@ class Kernel:
             0,
         )
         grid = (self._tiles_n, tiles_m, self._split_k)
-        if self._on_host:
-            self._launch(
-                grid, self._block, params, stream, self._pdl, buffers=_buffers(x, operands, out)
-            )
-        else:
-            self._launch(grid, self._block, params, stream, self._pdl)
+        try:
+            if self._on_host:
+                self._launch(
+                    grid, self._block, params, stream, self._pdl, buffers=_buffers(x, operands, out)
+                )
+            else:
+                self._launch(grid, self._block, params, stream, self._pdl)
+        except (HummingError, MemoryError):
+            raise
+        except Exception as error:
+            raise plugins.fault(_HOOK, self.plan.decision.capabilities, error) from error
 
 
 class Gemm:
@@ -270,8 +276,8 @@ class Gemm:
 class _Device:
     """What all kernels of one device share."""
 
-    def __init__(self, runtime: Any, index: int) -> None:
-        self._runtime, self._index = runtime, index
+    def __init__(self, caps: DeviceCapabilities, index: int) -> None:
+        self._caps, self._runtime, self._index = caps, plugins.runtime_for(caps), index
         self._lock = threading.Lock()
         self._loaded: dict[tuple[str, int], hookspecs.Kernel] = {}
         self.workspaces = Workspaces(self._allocate)
@@ -281,18 +287,23 @@ class _Device:
         with self._lock:
             key = (compiled.key, smem_bytes)
             if key not in self._loaded:
-                self._loaded[key] = self._runtime.load(
-                    compiled.image, compiled.entry, smem_bytes, self._index
-                )
+                with plugins.calling(_HOOK, self._caps):
+                    kernel = self._runtime.load(
+                        compiled.image, compiled.entry, smem_bytes, self._index
+                    )
+                    if not callable(getattr(kernel, "launch", None)):
+                        raise PluginError(f"load returned {kernel!r}, which has no launch")
+                self._loaded[key] = kernel
             return self._loaded[key]
 
     def _allocate(self, size_bytes: int) -> int:
-        try:
-            return int(self._runtime.allocate(size_bytes, self._index))
-        except MemoryError:
-            # torch may keep all that is left of the device for itself.
-            torch.cuda.empty_cache()
-            return int(self._runtime.allocate(size_bytes, self._index))
+        with plugins.calling(_HOOK, self._caps):
+            try:
+                return int(self._runtime.allocate(size_bytes, self._index))
+            except MemoryError:
+                # torch may keep all that is left of the device for itself.
+                torch.cuda.empty_cache()
+                return int(self._runtime.allocate(size_bytes, self._index))
 
 
 _lock = threading.RLock()
@@ -316,7 +327,9 @@ def gemm_for(problem: GemmProblem, device_index: int, device: str | None = None)
 def runs_on_host(caps: DeviceCapabilities) -> bool:
     """Whether kernels of a device run on this machine's own memory, whatever is present."""
     try:
-        return hasattr(plugins.runtime_for(caps), "register")
+        runtime = plugins.runtime_for(caps)
+        with plugins.calling(_HOOK, caps):
+            return hasattr(runtime, "register")
     except PluginError:
         return False  # nothing runs its kernels, here or elsewhere
 
@@ -341,7 +354,7 @@ def _device(caps: DeviceCapabilities, index: int) -> _Device:
     key = (index, caps.name if index < 0 else "")
     with _lock:
         if key not in _devices:
-            _devices[key] = _Device(plugins.runtime_for(caps), index)
+            _devices[key] = _Device(caps, index)
         return _devices[key]
 
 
