@@ -16,7 +16,7 @@ from humming.errors import UnsupportedError
 from humming.formats import ActivationSpec, WeightSpec
 from humming.packing import PackedWeight
 from humming.problem import GemmProblem
-from humming.runtime import Gemm, Operands
+from humming.runtime import Gemm, Operands, extent_bytes
 
 ACTIVATION_DTYPES = (torch.float16, torch.bfloat16)
 """What `matmul` takes as activations."""
@@ -56,6 +56,7 @@ def matmul(
         bias: [N] of the output dtype, on the device of x.
         out_dtype: float16, bfloat16 or float32; by default that of `out`, else that of x.
         out: [..., N] to write to: contiguous, or two-dimensional with adjacent values in its rows.
+            It shares no memory with what is read.
         device: name of a device that the CPU simulates, for tensors on the CPU; by default the
             one that HUMMING_SIMULATE names. Not under torch.compile or autograd.
 
@@ -211,7 +212,9 @@ def _matmul_out(
     *,
     out: torch.Tensor,
 ) -> None:
-    _run_into(x, Operands(codes, scales, zeros, second_scale, bias), weight, n, k, out)
+    operands = Operands(codes, scales, zeros, second_scale, bias)
+    _check_apart(x, operands, out)
+    _run_into(x, operands, weight, n, k, out)
 
 
 def _run(
@@ -226,6 +229,8 @@ def _run(
 ) -> torch.Tensor:
     if out is None:
         out = torch.empty((*x.shape[:-1], n), dtype=out_dtype, device=x.device)
+    else:
+        _check_apart(x, operands, out)
     _run_into(x, operands, weight, n, k, out, device)
     return out
 
@@ -334,6 +339,33 @@ def _writable(out: torch.Tensor) -> bool:
         return True
     # Rows that overlap, as those of an expanded tensor do, would be written at the same time.
     return out.dim() == 2 and out.stride(1) == 1 and out.stride(0) >= out.shape[1]
+
+
+def _check_apart(x: torch.Tensor, operands: Operands, out: torch.Tensor) -> None:
+    """Refuses an output in memory that is read: CTAs would read what others have written."""
+    for name, tensor in {"x": x, **operands._asdict()}.items():
+        if tensor is not None and tensor.device == out.device and _overlap(tensor, out):
+            _refuse(
+                f"a product into out that shares memory with {name}",
+                "a kernel writes some results while it still reads operands for others",
+                "Pass memory of its own, or leave out away.",
+            )
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors with adjacent values in their rows share memory."""
+    if not (one.numel() and other.numel()):
+        return False
+    apart = other.data_ptr() - one.data_ptr()
+    if apart >= extent_bytes(one) or -apart >= extent_bytes(other):
+        return False
+    # Columns of one buffer lie side by side in each of its rows.
+    if one.dim() == other.dim() == 2:
+        pitch = one.stride(0) * one.element_size()
+        width, other_width = (t.shape[1] * t.element_size() for t in (one, other))
+        if one.stride(1) == 1 and pitch > 0 and pitch == other.stride(0) * other.element_size():
+            return apart % pitch < width or apart % pitch + other_width > pitch
+    return True
 
 
 def _refuse(asked: str, why: str, possible: str) -> NoReturn:

@@ -361,14 +361,24 @@ def _device(caps: DeviceCapabilities, index: int) -> _Device:
 def _buffers(x: torch.Tensor, operands: Operands, out: torch.Tensor) -> list[hookspecs.Buffer]:
     """The memory that a product uses, the output as not yet written."""
     named = {"x": x, **operands._asdict(), "out": out}
-    return [
-        hookspecs.Buffer(tensor.data_ptr(), _extent_bytes(tensor), name, name == "out")
+    buffers = [
+        hookspecs.Buffer(tensor.data_ptr(), extent_bytes(tensor), name, name == "out")
         for name, tensor in named.items()
         if tensor is not None and tensor.numel()
     ]
+    # Columns of one matrix lie between one another's rows: all of them together are one buffer.
+    merged: list[hookspecs.Buffer] = []
+    for buffer in sorted(buffers):
+        if merged and buffer.address < sum(merged[-1][:2]):
+            last = merged.pop()
+            end = max(sum(last[:2]), sum(buffer[:2]))
+            name = f"{last.name} and {buffer.name}"
+            buffer = hookspecs.Buffer(last.address, end - last.address, name)
+        merged.append(buffer)
+    return merged
 
 
-def _extent_bytes(tensor: torch.Tensor) -> int:
+def extent_bytes(tensor: torch.Tensor) -> int:
     """Bytes from a tensor's first element to behind its last one."""
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.element_size()
