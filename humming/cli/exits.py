@@ -11,6 +11,8 @@ ENVIRONMENT = 3
 """A compiler, a driver or a plugin is missing or broken; `humming doctor` says what to do."""
 DEFECT = 70
 """A defect of humming itself, printed with its traceback."""
+PIPE_CLOSED = 141
+"""Nobody reads the output any more (`| head`): the status of what SIGPIPE ends."""
 
 
 def status_of(error: HummingError) -> int:
