@@ -13,6 +13,10 @@ from humming.dtypes import DataType, bfloat16, float16, float32, suggest
 from humming.errors import UnsupportedError
 from humming.formats import ActivationSpec, WeightSpec
 
+LARGEST_SIZE = 1 << 30
+"""Largest n, k and group. Kernels hold sizes in 32 bits with a sign, and round them up to tiles and
+groups; addresses they compute in 64 bits, so that products of sizes have no limit."""
+
 _OUTPUTS = (float16, bfloat16, float32)
 # Quantizations that one word names for both sides, because only instructions for this very type
 # of weight make it interesting.
@@ -68,7 +72,8 @@ class GemmProblem:
         allow_undocumented: instructions that their vendor does not document are permitted.
 
     Raises:
-        UnsupportedError: a size is not positive, or a format is unknown or no output type.
+        UnsupportedError: a size is not positive or beyond what kernels count, or a format is
+            unknown or no output type.
     """
 
     n: int
@@ -95,7 +100,11 @@ class GemmProblem:
                     f"{field} is less than {least}",
                     f"Give {field} of at least {least}.",
                 )
+            _check_largest(f"a product with {field}={size}", field, size)
             object.__setattr__(self, field, size)
+        for spec in (self.weight, self.activation):
+            extent = max(spec.group_size, *getattr(spec, "block", (0,)))
+            _check_largest(f"a product with {spec.name}", "a scale's extent", extent)
         if self.out_dtype not in _OUTPUTS:
             raise UnsupportedError(
                 f"output in {self.out_dtype}",
@@ -225,6 +234,15 @@ def _bits(word: str) -> int:
         return ActivationSpec.parse(word).dtype.bits
     except UnsupportedError:
         return WeightSpec.parse(word).dtype.bits
+
+
+def _check_largest(asked: str, what: str, size: int) -> None:
+    if size > LARGEST_SIZE:
+        raise UnsupportedError(
+            asked,
+            f"{what} is beyond {LARGEST_SIZE}, and kernels count in 32 bits",
+            f"Give at most {LARGEST_SIZE}.",
+        )
 
 
 def _whole(field: str, value: Any) -> int:

@@ -23,7 +23,9 @@ from humming.problem import GemmProblem
 # GemmParams of kernels/params.cuh: 9 addresses, 2 strides, then m, n, k and a reserved int.
 _PARAMS = struct.Struct("<11q4i")
 _HOOK = "humming_runtime"
+# Tiles along tokens: grids are narrow in y, and tiles are numbered in 32 bits with a sign.
 _MAX_GRID_Y = 65535
+_MAX_TILES = (1 << 31) - 1
 _ALIGNMENT_BYTES = 16
 
 # What is allocated at a time for split-K: counters of graphs and counters of a stream (4 bytes
@@ -138,6 +140,7 @@ class Kernel:
         # Everything that a launch needs of the plan, so that it looks nothing up.
         tile = plan.tile
         self._n, self._tiles_n = plan.problem.n, plan.grid(1)[0]
+        self._max_tiles_m = min(_MAX_GRID_Y, _MAX_TILES // self._tiles_n)
         self._block_m, self._split_k, self._block = tile.block_m, tile.split_k, (tile.threads, 1, 1)
         self._partials_bytes = 4 * tile.block_n * tile.block_m * tile.split_k  # a tile
         self._pdl = plan.pdl
@@ -158,10 +161,10 @@ class Kernel:
         """
         m, k = x.shape
         tiles_m = -(-m // self._block_m)
-        if tiles_m > _MAX_GRID_Y:
+        if tiles_m > self._max_tiles_m:
             raise UnsupportedError(
                 f"a product of {m} tokens",
-                f"a launch covers at most {_MAX_GRID_Y * self._block_m}",
+                f"a launch covers at most {self._max_tiles_m * self._block_m}",
                 "Split the tokens over several calls.",
             )
         partials = None  # holds a graph's partial sums until the launch is recorded

@@ -23,8 +23,17 @@ from humming.capability import DeviceCapabilities
 from humming.composer import M_RANGES, compose, decide, m_range_of, plan
 from humming.decision import Decision
 from humming.errors import UnsupportedError
-from humming.lowering import ACCUMULATOR, INSTRUCTION, K_MAJOR, weight_group
-from humming.problem import GemmProblem
+from humming.formats import WeightSpec
+from humming.layout import padded
+from humming.lowering import (
+    ACCUMULATOR,
+    INSTRUCTION,
+    K_MAJOR,
+    enumerate_lowerings,
+    weight_group,
+)
+from humming.problem import LARGEST_SIZE, GemmProblem
+from humming.tiles import candidates
 
 GOLDEN = Path(__file__).parent / "golden" / "decisions.yaml"
 PROBLEMS = (
@@ -373,6 +382,20 @@ def test_grid_and_workspace():
     assert split.grid(130) == (4, 3, 4)
     assert split.workspace(130) == (4 * 4 * 3 * 256 * 64 * 4, 12)
     assert split.workspace(0) == (0, 0)
+
+
+@pytest.mark.parametrize("m_range", M_RANGES, ids=str)
+def test_what_kernels_count_in_32_bits_fits_at_the_largest_sizes(m_range):
+    weight = WeightSpec("int4", "group", LARGEST_SIZE)
+    largest = GemmProblem(LARGEST_SIZE, LARGEST_SIZE, weight, "fp16", "fp16")
+    lowerings, _ = enumerate_lowerings(largest, devices()["a100_80gb"])
+    tiles = [t for low in lowerings for t in candidates(largest, low, devices()["t4"], m_range)]
+    assert tiles
+    for tile in tiles:
+        # Rows and stages are rounded up to tiles; the number of groups, by adding a group first.
+        assert largest.n + tile.block_n < 2**31
+        assert largest.k + tile.block_k < 2**31
+    assert padded(1, largest.k)[1] + weight_group(largest) - 1 < 2**31
 
 
 def test_plan_takes_names_descriptions_and_rows():
