@@ -4,7 +4,7 @@ from humming.errors import CompileError, HummingError, PluginError
 
 SUCCESS = 0
 CHECK_FAILED = 1
-"""`run --check`: a result exceeds its bound."""
+"""`run --check`: a result exceeds its bound, or has none."""
 USAGE = 2
 """The request is wrong or not supported; the text says what is possible."""
 ENVIRONMENT = 3
