@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from humming.dtypes import DataType, suggest
-from humming.errors import PluginError, UnsupportedError
+from humming.errors import PluginError, UnsupportedError, check_type
 
 MOVERS = ("tma", "bulk", "cp_async", "plain")
 """How data reaches shared memory, best first: tensor maps, bulk copies, 16-byte copies, loads."""
@@ -248,6 +248,8 @@ class DeviceCapabilities:
         Raises:
             UnsupportedError: `what` is none of the names that any device could have.
         """
+        how = "Give the name of a feature, mover, instruction or operand type."
+        check_type("supports", "the name", what, (str, DataType), how)
         if what in self.features or what in self.movers or what in self.instructions:
             return True
         if what in self.vocabulary or what in MOVERS:

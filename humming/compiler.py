@@ -13,10 +13,10 @@ from typing import Any
 from humming import env, plugins
 from humming.cache import CacheEntry, KernelCache, include_closure, kernel_key
 from humming.capability import DeviceCapabilities
-from humming.composer import M_RANGES, KernelPlan, compose, m_range_of
-from humming.errors import CompileError, PluginError, UnsupportedError
+from humming.composer import M_RANGES, KernelPlan, compose, m_range_of, sized
+from humming.errors import CompileError, PluginError, UnsupportedError, check_type
 from humming.hookspecs import Compiler, Image
-from humming.problem import GemmProblem
+from humming.problem import GemmProblem, whole_number
 
 Version = tuple[int, int]
 _HOOK = "humming_compiler"
@@ -110,7 +110,11 @@ def compile_many(
     Raises:
         CompileError: of the first plan that fails, once those in progress have ended.
     """
-    workers = min(env.compile_jobs() if jobs is None else jobs, len(plans))
+    jobs = env.compile_jobs() if jobs is None else whole_number("compile", "jobs", jobs)
+    if jobs < 1:
+        why = "no kernel would be in progress"
+        raise UnsupportedError(f"compile with jobs={jobs}", why, "Give jobs of at least 1.")
+    workers = min(jobs, len(plans))
     if workers <= 1:
         return [compile_plan(plan, cache=cache) for plan in plans]
     # Threads suffice: the compiler runs as native code without the interpreter lock.
@@ -138,7 +142,7 @@ def compile(
     Args:
         problem: a problem, or the name of one together with `n` and `k`.
         device: a row of the matrix by name, capabilities, or None for the present device.
-        n, k: sizes of the weight [n, k], for a name.
+        n, k: sizes of the weight [n, k]; they replace those of a description.
         m: numbers of tokens to be ready for; None is ready for any.
         directory: a folder to fill instead of the cache of the environment. It serves as a cache
             wherever `HUMMING_CACHE_DIR` names it.
@@ -151,15 +155,12 @@ def compile(
         UnsupportedError: an unknown problem or device, or no lowering for it.
         CompileError: no compiler, one that is too old, or an error in a composed source.
     """
-    if isinstance(problem, str):
-        if n is None or k is None:
-            raise UnsupportedError(
-                f"compile({problem!r})", "a name does not say the sizes", "Give n and k with it."
-            )
-        problem = GemmProblem.parse(problem, n, k)
-    caps = device if isinstance(device, DeviceCapabilities) else plugins.capabilities(device)
-    tokens = [m] if isinstance(m, int) else m
+    problem, caps = sized(problem, n, k), plugins.capabilities(device)
+    tokens = m if isinstance(m, Iterable) or m is None else [m]
     ranges = M_RANGES if tokens is None else dict.fromkeys(map(m_range_of, tokens))
+    if directory is not None:
+        how = "Give the path of a folder, or leave directory away."
+        check_type("compile", "directory", directory, (str, Path), how)
     plans = [compose(problem, caps, m_range=m_range) for m_range in ranges]
     cache = True if directory is None else KernelCache(Path(directory))
     return compile_many(plans, jobs=jobs, cache=cache)

@@ -14,10 +14,10 @@ from humming import plugins
 from humming.capability import DeviceCapabilities
 from humming.cost import CostModel, Estimate
 from humming.decision import Decision, Missing, MRange, Ready
-from humming.errors import UnsupportedError
+from humming.errors import UnsupportedError, check_type
 from humming.hookspecs import PresentDevice
 from humming.lowering import Lowering, Rejection, enumerate_lowerings, weight_group
-from humming.problem import GemmProblem
+from humming.problem import GemmProblem, whole_number
 from humming.registry import Registry
 from humming.source import ENTRY, compose_source
 from humming.tiles import TileConfig, candidates, holds_group, why_no_tile
@@ -93,6 +93,8 @@ class KernelPlan:
 
     def explain(self, m: int | None = None) -> str:
         """Why this kernel, and what it is expected to take at `m` tokens."""
+        if m is not None:
+            m_range_of(m)  # refuses what is no number of tokens
         return self.decision.explain(self.estimate.m if m is None else m)
 
 
@@ -102,6 +104,7 @@ def m_range_of(m: int) -> MRange:
     Raises:
         UnsupportedError: m is negative.
     """
+    m = whole_number("a plan", "m", m)
     if m < 0:
         raise UnsupportedError(f"m = {m}", "a number of tokens is not negative", "Use m >= 0.")
     return next(r for r in M_RANGES if r[1] is None or m <= r[1])
@@ -211,14 +214,26 @@ def plan(
     Raises:
         UnsupportedError: a size is missing or wrong, the device is unknown, or nothing serves it.
     """
+    problem = sized(problem, n, k)
+    return compose(problem, plugins.capabilities(device), m_range_of(m), m=m)
+
+
+def sized(problem: GemmProblem | str, n: int | None, k: int | None) -> GemmProblem:
+    """A problem of these sizes: of a name that needs both, or a description that has its own.
+
+    Raises:
+        UnsupportedError: a size is missing or wrong, or the name is unknown.
+    """
     if isinstance(problem, str):
         if n is None or k is None:
             why = "a name does not say how large the weight is"
-            raise UnsupportedError(f"plan of {problem!r}", why, "Pass n and k as well.")
-        problem = GemmProblem.parse(problem, n, k)
-    elif n is not None or k is not None:
-        problem = replace(problem, n=problem.n if n is None else n, k=problem.k if k is None else k)
-    return compose(problem, plugins.capabilities(device), m_range_of(m), m=m)
+            raise UnsupportedError(f"the problem {problem!r}", why, "Pass n and k as well.")
+        return GemmProblem.parse(problem, n, k)
+    how = "Give a GemmProblem, or a name such as 'int4_g128 x bf16' with n and k."
+    check_type("a plan", "the problem", problem, GemmProblem, how)
+    if n is None and k is None:
+        return problem
+    return replace(problem, n=problem.n if n is None else n, k=problem.k if k is None else k)
 
 
 # -- ranking --------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from humming import env, hookspecs
 from humming.capability import DeviceCapabilities
 from humming.components import Component
 from humming.dtypes import suggest
-from humming.errors import HummingError, PluginError, UnsupportedError
+from humming.errors import HummingError, PluginError, UnsupportedError, check_type
 from humming.hookspecs import ENTRY_POINT_GROUP, PROJECT, Compiler, PresentDevice, Runtime
 from humming.matrix import Matrix, read_matrix
 from humming.registry import Contribution, Registry, load_yaml
@@ -274,6 +274,8 @@ class PluginSet:
             return self.registry.device(device)
         if device is None or isinstance(device, int):
             device = self._accelerator(device)
+        how = "Name a row such as 'h200', or give an index or entry of a present device."
+        check_type("capabilities", "the device", device, PresentDevice, how)
         if not device.row:
             notes = " ".join(device.notes)
             if device.index < 0:

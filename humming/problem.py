@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from humming.dtypes import DataType, bfloat16, float16, float32, suggest
-from humming.errors import UnsupportedError
+from humming.errors import UnsupportedError, WrongTypeError
 from humming.formats import ActivationSpec, WeightSpec
 
 LARGEST_SIZE = 1 << 30
@@ -93,7 +93,7 @@ class GemmProblem:
         object.__setattr__(self, "activation", ActivationSpec.parse(self.activation))
         object.__setattr__(self, "out_dtype", DataType.parse(self.out_dtype))
         for field, least in (("n", 1), ("k", 1), ("experts", 0)):
-            size = _whole(field, getattr(self, field))
+            size = whole_number("a product", field, getattr(self, field))
             if size < least:
                 raise UnsupportedError(
                     f"a product with {field}={size}",
@@ -245,10 +245,14 @@ def _check_largest(asked: str, what: str, size: int) -> None:
         )
 
 
-def _whole(field: str, value: Any) -> int:
+def whole_number(asked: str, name: str, value: Any) -> int:
+    """A value as an int; `asked` is what the value is for, and `name` is its own.
+
+    Raises:
+        WrongTypeError: it is no whole number.
+    """
     try:
         return operator.index(value)
     except TypeError:
-        raise UnsupportedError(
-            f"a product with {field}={value!r}", f"{field} is no whole number", "Give an int."
-        ) from None
+        asked = f"{asked} with {name}={value!r}"
+        raise WrongTypeError(asked, f"{name} is no whole number", "Give an int.") from None
