@@ -5,7 +5,7 @@ Plugins add more through `humming_components`.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from humming.errors import PluginError
 
@@ -36,6 +36,10 @@ class Component:
     struct: str
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, str):
+                raise PluginError(f"component: {field.name} = {value!r} is no text")
         rules = {
             "slot": (self.slot in SLOTS, f"is none of {', '.join(SLOTS)}"),
             "serves": (bool(self.serves), "is empty"),

@@ -81,7 +81,7 @@ def compose_source(
         "ZeroPoint": _ZERO_POINTS[weight.zero_point],
         "SecondScale": _SECOND_SCALES[weight.second_scale],
     }
-    dependent = "true" if caps.supports("griddepcontrol") else "false"
+    dependent = "true" if "griddepcontrol" in caps.features else "false"
     lines = [
         f"// {weight.name} x {problem.activation.name} -> {problem.out_dtype}; {lowering.name};",
         f"// {tile}",
