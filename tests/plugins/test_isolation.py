@@ -563,9 +563,8 @@ def launched(caps: DeviceCapabilities) -> None:
     plan = replace(plan, tile=replace(plan.tile, split_k=2))
     operands = runtime.Operands(*(torch.zeros(16) for _ in range(5)))
     x, out = torch.zeros(1, 64, dtype=torch.float16), torch.zeros(1, 64, dtype=torch.float16)
-    runtime.Kernel(plan, -1, CompiledKernel(IMAGE, "kernel", "0" * 64, "acme 1.0", 0.0, False)).launch(
-        x, operands, out, 0
-    )
+    compiled = CompiledKernel(IMAGE, "kernel", "0" * 64, "acme 1.0", 0.0, False)
+    runtime.Kernel(plan, -1, compiled).launch(x, operands, out, 0)
 
 
 @pytest.mark.parametrize("case", BROKEN_RUNTIMES)
