@@ -9,6 +9,7 @@ from humming.hookspecs import Buffer, Image
 
 from . import instructions  # noqa: F401  (registers the builders)
 from .global_memory import Allocation, GlobalMemory
+from .global_order import GlobalOrder
 from .launch_shape import Dim, Options, Shape
 from .machine import Machine
 from .program import Program, link
@@ -24,6 +25,7 @@ class SimulatedKernel:
     ) -> None:
         self.program, self.smem_bytes, self.options = program, smem_bytes, options
         self._memory = memory
+        memory.order = GlobalOrder(memory) if options.races else None
         self._machines: dict[Shape, Machine] = {}
         self._globals = _place_globals(program, memory)
 
@@ -67,13 +69,17 @@ class SimulatedKernel:
                     self._memory.forget(buffer.address, buffer.size_bytes)
 
     def _run(self, grid: Dim, block: Dim, data: bytes, cluster: Dim) -> None:
+        if self._memory.order is not None:
+            self._memory.order.begin_launch()
+        first = 0
         for ctas in self._waves(grid, block, cluster):
             shape = Shape(len(ctas), block, cluster, self.smem_bytes)
             machine = self._machines.get(shape)
             if machine is None:
                 machine = Machine(self.program, shape, self._memory, self.options)
                 self._machines[shape] = machine
-            machine.run(ctas, grid, data, self._globals)
+            machine.run(ctas, grid, data, self._globals, first)
+            first += len(ctas)
 
     def _check(self, grid: Dim, block: Dim, data: bytes, cluster: Dim) -> None:
         threads = block[0] * block[1] * block[2]

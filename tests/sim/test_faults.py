@@ -135,7 +135,8 @@ def test_shared_variables_do_not_run_into_each_other(fault: Any) -> None:
     fault(
         "BoundsError",
         "lies in no variable",
-        body + "st.shared.v4.u32 [s+1016], {t, t, t, t};".replace("1016", "1024"),
+        body + "st.shared.v4.u32 [s+1024], {t, t, t, t};",
+        block=1,
     )
 
 
@@ -176,7 +177,7 @@ def test_copied_data_arrive_with_the_wait(run_ptx: Any) -> None:
         + """
       cp.async.wait_group 0; bar.sync 0;
       xor.b32 w, t, 33; mov.u32 s, tile; mad.lo.u32 s, w, 16, s;
-      ld.shared.u32 v, [s+8]; st.global.u32 [base], v;
+      ld.shared.u32 v, [s+8];
       mad.wide.u32 at, t, 4, base; st.global.u32 [at], v;
     """
     )

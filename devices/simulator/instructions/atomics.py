@@ -100,8 +100,13 @@ def _build(d: Decoder, targets: list[Any], first: int) -> Step:
                 cluster = access.space in ("", "shared::cluster")
                 offsets = space.place(part, inner, size * count, True, cluster)
                 space.check_settled(part, offsets, size * count, "an atomic operation on")
+                if machine.races is not None:
+                    machine.races.strong(part, offsets, size * count, reads=True, writes=True)
             else:
                 offsets = space.locate(part, inner, size * count, True)
+                if space.order is not None:
+                    space.order.write(part, inner, size * count, strong=True)
+            order = _order(space, offsets if space is machine.shared else inner)
             undefined = space._poison(part, offsets, size * count, 1)
             if undefined is not None:
                 bad = undefined != 0 if undefined.ndim == 2 else (undefined != 0).any(axis=-1)
@@ -118,9 +123,26 @@ def _build(d: Decoder, targets: list[Any], first: int) -> Step:
                     before = cell[place]
                     old[own, lane, place] = before
                     cell[place] = function(before, operands[place][own, lane], swap[own, lane])
+                if order is not None:
+                    order(int(part.index[row]), row, lane)
         machine.progress += 1
         for place, target in enumerate(targets):
             target.put(group, old[..., place])
+
+    def _order(space: Any, places: Array) -> Callable[[int, int, int], None] | None:
+        """Passes on, and takes, what the operations of a thread order."""
+        races = machine.races
+        if races is None or machine.memory.order is None:
+            return None
+        shared = space is machine.shared
+        locations = machine.locations if shared else machine.memory.order.locations
+
+        def order(warp: int, row: int, lane: int) -> None:
+            place = int(places[row, lane])
+            locations.has_read(races, warp, place, access.semantics, access.far)
+            locations.wrote(races, warp, place, access.semantics, access.far, adds=True)
+
+        return order
 
     def _spaces(group: Group, at: Array) -> list[tuple[Group, Array, Any, Array]]:
         everyone = np.arange(len(group))

@@ -171,14 +171,25 @@ def nothing(group: Group) -> int | None:
 
 @instruction("membar", "fence")
 def fence(d: Decoder) -> Step:
-    """PTX ISA 9.7.13.4: memory is sequentially consistent here; order between proxies is apart."""
-    d.modifiers.ignore(
-        "sc", "acq_rel", "acquire", "release", "cta", "cluster", "gpu", "sys", "gl", "mbarrier_init"
-    )
+    """PTX ISA 9.7.13.4: values are sequentially consistent here, and what a fence promises is not.
+
+    A fence of one thread counts for its warp.
+    """
+    for_objects = d.modifiers.flag("mbarrier_init")
+    far = bool({"gpu", "sys", "gl"} & set(d.modifiers.left))
+    d.modifiers.ignore("sc", "acq_rel", "acquire", "release", "cta", "cluster", "gpu", "sys", "gl")
     d.modifiers.ignore_prefixes("sync_restrict::")
     if "proxy" in d.modifiers.left:
         return _proxy_fence(d)
-    return nothing
+    machine = d.machine
+
+    def step(group: Group) -> None:
+        if for_objects:
+            machine.mbarriers.publish(group.index)
+        elif machine.races is not None:
+            machine.races.fence(group.index, far)
+
+    return step
 
 
 def _proxy_fence(d: Decoder) -> Step:
