@@ -148,9 +148,7 @@ def check_global(
     raise failure(BoundsError, told, thread)
 
 
-def begin_global_read(
-    machine: "Machine", thread: Thread, where: Ranges
-) -> Callable[[], None]:
+def begin_global_read(machine: "Machine", thread: Thread, where: Ranges) -> Callable[[], None]:
     """Checks that an asynchronous operation may read global memory; returns what ends it."""
     order = machine.memory.order
     if order is None:

@@ -274,8 +274,8 @@ def _store(
     kind: str,
 ) -> Outgoing:
     taken: list[Array] = []
-    # Which bytes a mask leaves alone is not followed.
-    done: Callable[[], None] = lambda: None
+    # What a mask leaves alone may be anyone's, and is not followed.
+    done = None
     if kept.all():
         where = Ranges(np.array([to]), PIECE * len(pieces))
         done = begin_global_write(machine, thread, where, combines=bool(operation))
@@ -284,7 +284,8 @@ def _store(
         taken.append(shared_bytes(machine, pieces).copy())
 
     def write() -> None:
-        done()
+        if done is not None:
+            done()
         data = taken[0]
         old = global_bytes(machine, to, data.size)[0]
         if operation:
