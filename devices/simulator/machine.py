@@ -264,7 +264,9 @@ class Machine:
                     pc = action
         except SimulationError as error:
             if error.where is None:
-                error.where = reports.where(self, pc, error.thread)
+                # Who is to blame is not always known; these threads are at the instruction.
+                thread = error.thread or group.first(group.active())
+                error.where = reports.where(self, pc, thread)
             raise
 
     def _leader(self, pc: int) -> Step:

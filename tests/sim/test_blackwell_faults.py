@@ -79,7 +79,7 @@ ORDER = [
     ("no fence ahead of the barrier", (BEFORE, 1), "ts", "RaceError", "nothing orders them"),
     ("no fence behind the barrier", (AFTER, 1), "ts", "RaceError", "nothing orders them"),
     ("no proxy fence", (r"fence\.proxy\.async\S*;", 0), "ss", "AsyncHazardError", "fence.proxy"),
-    ("no wait for the loads", (r"tcgen05\.wait::ld\S*;", 0), "ss", "AsyncHazardError", "wait::ld"),
+    ("no wait for the loads", (r"tcgen05\.wait::ld\S*;", 0), "ss", "PoisonError", "undefined"),
     (
         "no deallocation",
         (r"tcgen05\.dealloc[^;]*;", 0),
