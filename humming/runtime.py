@@ -346,10 +346,16 @@ def _device(caps: DeviceCapabilities, index: int) -> _Device:
 
 
 def _buffers(x: torch.Tensor, operands: Operands, out: torch.Tensor) -> list[hookspecs.Buffer]:
-    """The memory that a product uses, the output as not yet written."""
+    """The memory that a product uses: the output not yet written, x perhaps just being."""
     named = {"x": x, **operands._asdict(), "out": out}
     return [
-        hookspecs.Buffer(tensor.data_ptr(), _extent_bytes(tensor), name, name == "out")
+        hookspecs.Buffer(
+            tensor.data_ptr(),
+            _extent_bytes(tensor),
+            name,
+            undefined=name == "out",
+            awaited=name == "x",
+        )
         for name, tensor in named.items()
         if tensor is not None and tensor.numel()
     ]

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from .machine import Machine
     from .proxies import ProxyRaces
 
+_EARLY = (
+    "what the launch before may still be writing is read, and no griddepcontrol.wait lies before"
+)
 _COUNT_BITS, _ACTOR_BITS = 28, 12
 _COUNT = (1 << _COUNT_BITS) - 1
 _ACTOR = (1 << _ACTOR_BITS) - 1
@@ -66,24 +69,46 @@ class GlobalOrder:
     reading: list[Transfer] = field(default_factory=list)
     writing: list[Transfer] = field(default_factory=list)
     _traces: list[_Trace] = field(default_factory=list)
+    _awaited: list[tuple[int, int]] = field(default_factory=list)
+    # For each cluster, the warps that have waited, and the numbers of their next releases then.
+    _waited: dict[int, dict[int, int]] = field(default_factory=dict)
     _races: "ProxyRaces | None" = None
     _copies: "CopyQueue | None" = None
 
-    def begin_launch(self) -> None:
-        """Nothing has been written."""
+    def begin_launch(self, awaited: list[tuple[int, int]]) -> None:
+        """Nothing has been written.
+
+        Args:
+            awaited: (start, end) of what the launch before may still write.
+        """
         self.locations.reset()
         self._traces.clear()
+        self._awaited = awaited
+
+    def wait(self, group: Group) -> None:
+        """`griddepcontrol.wait`: the launch before has ended, for all who know of this."""
+        races = self._races
+        if races is not None:
+            for row in group.index.tolist():
+                self._waited.setdefault(races.cluster(row), {}).setdefault(row, races.now(row))
 
     def begin_wave(self, machine: "Machine") -> None:
         """A machine runs CTAs of the launch from now on."""
         self._races, self._copies = machine.races, machine.copies
         self.reading.clear()
         self.writing.clear()
+        self._waited.clear()
 
     # -- accesses of threads --------------------------------------------------------------------
 
     def read(self, group: Group, addresses: Array, total: int, *, strong: bool = False) -> None:
         """Checks loads of `total` bytes at addresses [n, 32]."""
+        if self._awaited and (early := self._early(group.index)).any():
+            at = addresses.astype(np.int64)
+            for start, end in self._awaited:
+                bad = (at < end) & (at + total > start) & early[:, None] & group.active()
+                if bad.any():
+                    raise fault(AsyncHazardError, _EARLY, group, bad)
         if self.writing:
             self._check_transfers(group, addresses, total, self.writing, "a load of", "write")
         if self._traces and self._races is not None:
@@ -129,6 +154,10 @@ class GlobalOrder:
 
     def begin_read(self, thread: Thread, ranges: Ranges) -> Transfer:
         """Checks that an asynchronous read may begin; it is under way until `end_read`."""
+        if self._awaited and self._early(np.array([thread.row])).any():
+            for start, end in self._awaited:
+                if Ranges(np.array([start]), end - start).overlap(ranges):
+                    raise failure(AsyncHazardError, _EARLY, thread)
         if any(t.ranges.overlap(ranges) for t in self.writing):
             told = "an asynchronous operation reads global memory that another one may still write"
             raise failure(AsyncHazardError, f"{told}: no wait covers it", thread)
@@ -196,6 +225,18 @@ class GlobalOrder:
                 told = f"an asynchronous operation {verb} global memory that "
                 told += f"{self._name(row, stamp)} has written, and no fence.proxy.async lies "
                 raise failure(AsyncHazardError, f"{told}in between", thread)
+
+    def _early(self, rows: Array) -> Lanes:
+        """Which warps do not know that the launch before has ended."""
+        races = self._races
+        assert races is not None
+        found = np.ones(len(rows), np.bool_)
+        for place, row in enumerate(rows.tolist()):
+            for other, count in self._waited.get(races.cluster(row), {}).items():
+                if races.has_seen(np.array([row]), other, count)[0]:
+                    found[place] = False
+                    break
+        return found
 
     # -- inside ---------------------------------------------------------------------------------
 

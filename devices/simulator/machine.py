@@ -137,6 +137,16 @@ class Machine:
                 self.instruction_of.append(index)
                 self.steps.append(None)
 
+    def decode_all(self) -> None:
+        """Decodes what has not been decoded yet.
+
+        Raises:
+            UnknownInstructionError: an instruction that is not known.
+        """
+        for pc, step in enumerate(self.steps):
+            if step is None:
+                self._step(pc)
+
     def _step(self, pc: int) -> Step:
         """The step of an index, decoded when threads come to it for the first time."""
         step = self.steps[pc]
@@ -290,24 +300,6 @@ class Machine:
     def park(self, pc: int, lanes: Lanes) -> None:
         """Notes, for reports, that threads wait at a step; whoever lets them go calls `put`."""
         self.parked_at[lanes] = pc
-
-    def branch(self, target: int, after: int, group: Group, taken: Lanes) -> int | None:
-        """Where a group goes of which some threads take a branch."""
-        wanted = group.mask
-        if wanted is None:
-            if taken.all():
-                return target
-            if not taken.any():
-                return None
-        else:
-            taken = taken & wanted
-            if not taken.any():
-                return None
-            if (taken == wanted).all():
-                return target
-        self.put(target, group.spread(taken))
-        self.put(after, group.spread(~taken))
-        return STOP
 
     def exit(self, group: Group) -> int:
         """Ends threads."""

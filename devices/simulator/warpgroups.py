@@ -98,7 +98,7 @@ class Warpgroups:
             found |= lanes
         return found
 
-    def gather(self, group: Group, pc: int) -> Group | None:
+    def gather(self, group: Group, pc: int, opcode: str = PRODUCT) -> Group | None:
         """The complete warpgroups among warps at a step; the other warps wait there.
 
         Raises:
@@ -112,7 +112,7 @@ class Warpgroups:
         dead = ~machine.live.any(axis=1)
         lonely |= np.isin(number, self._number[dead & machine.exists.any(axis=1)])
         if lonely.any():
-            told = f"{PRODUCT} needs the four warps of a warpgroup, some of which are not there"
+            told = f"{opcode} needs the four warps of a warpgroup, some of which are not there"
             raise fault(DivergenceError, told, group, np.repeat(lonely[:, None], WARP, 1))
         lanes = group.lanes | self._at.pop(pc, np.zeros_like(machine.live))
         there = np.bincount(self._number[lanes.any(axis=1)], minlength=self._number[-1] + 1)

@@ -13,8 +13,7 @@ from ..operands import Source
 from ..ptx_syntax import Address
 from ..tensor_loads import tensor_loads
 from ..tensor_memory import Region, tensor_memory
-from .targets import require_target
-from .tensor_allocation import begin, lanes_at, uniform
+from .tensor_allocation import lanes_at, uniform
 
 # -- loads and stores -----------------------------------------------------------------------------
 
@@ -114,14 +113,12 @@ def load(d: Decoder) -> Step:
 @instruction("tcgen05.ld.red.sync.aligned", together="warp")
 def load_reduced(d: Decoder) -> Step:
     """PTX ISA 9.7.16.8.3: in addition the least or greatest of each thread's values."""
-    require_target(d, "103a", "103f", "107a", "107f", "110a", "110f")
     if "16x32bx2" in d.modifiers.left:
         d.refuse("which columns tcgen05.ld.red.16x32bx2 reduces for a thread is not known")
     return _load(d, d.modifiers.one_of("min", "max"))
 
 
 def _load(d: Decoder, reduction: str) -> Step:
-    begin(d)
     extra = 1 if reduction else 0
     split = _split_offset(d, 2 + extra)
     fragment = _fragment(d, "pack::16b", split)
@@ -198,7 +195,6 @@ def _address(d: Decoder, place: int) -> Source:
 @instruction("tcgen05.st.sync.aligned", together="warp")
 def store(d: Decoder) -> Step:
     """PTX ISA 9.7.16.8.4: the cells have the values after `tcgen05.wait::st`."""
-    begin(d)
     split = _split_offset(d, 1)
     fragment = _fragment(d, "unpack::16b", split)
     d.modifiers.one_of("b32")
@@ -249,7 +245,6 @@ def _scattered(registers: Array, fragment: _Fragment) -> Array:
 @instruction("tcgen05.wait::ld", "tcgen05.wait::st", together="warp")
 def wait(d: Decoder) -> Step:
     """PTX ISA 9.7.16.8.5."""
-    begin(d)
     d.modifiers.ignore("sync", "aligned")
     d.expect(0)
     memory = tensor_memory(d.machine)
@@ -268,7 +263,6 @@ def wait(d: Decoder) -> Step:
 @instruction("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync")
 def fence(d: Decoder) -> Step:
     """PTX ISA 9.7.16.11; a fence of one thread counts for its warp here."""
-    begin(d)
     d.expect(0)
     memory = tensor_memory(d.machine)
     order = memory.fence_before if "before" in d.opcode else memory.fence_after
