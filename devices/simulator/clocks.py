@@ -33,7 +33,8 @@ class Abroad:
     Attributes:
         known: has happened before.
         fenced: the part that a fence of the scope of the device covers.
-        seen: has happened before what was read by relaxed loads; a fence makes it known.
+        seen: has happened before what was read by relaxed loads; a fence makes it known. This has
+            the own cluster, too, by the whole clock.
     """
 
     known: Counts = field(default_factory=lambda: _NONE)
@@ -205,7 +206,9 @@ class Clocks:
         if known.cluster == own:
             self._clock[rows] = np.maximum(self._clock[rows], known.counts)
         else:
-            abroad = abroad.joined(Abroad({known.cluster: known.counts[: self._width]}))
+            # What they have only seen is theirs until they execute a fence.
+            mine = Abroad({known.cluster: known.counts[: self._width]})
+            abroad = Abroad(abroad.known, abroad.fenced).joined(mine)
         if abroad is NOTHING:
             return
         back = abroad.known.get(own)
@@ -216,7 +219,18 @@ class Clocks:
 
     def acquire_relaxed(self, rows: Array, known: Known) -> None:
         """The same by relaxed loads: they know it behind their next fence."""
-        counts = joined(known.abroad.known, {known.cluster: known.counts[: self._width]})
+        own = self.cluster(int(rows[0]))
+        counts = dict(known.abroad.known)
+        # Of the own cluster the whole clock is kept, with what fences cover.
+        back = counts.pop(own, None)
+        if known.cluster != own:
+            counts = dict(joined(counts, {known.cluster: known.counts[: self._width]}))
+        elif back is None:
+            counts[own] = known.counts
+        if back is not None:
+            whole = np.zeros_like(known.counts) if known.cluster != own else known.counts.copy()
+            whole[: self._width] = np.maximum(whole[: self._width], back)
+            counts[own] = whole
         self._learn(rows, Abroad(seen=counts))
 
     def fence(self, rows: Array, far: bool) -> None:
@@ -236,8 +250,7 @@ class Clocks:
         seen = dict(abroad.seen)
         mine = seen.pop(own, None)
         if mine is not None:
-            part = self._clock[row, : self._width]
-            self._clock[row, : self._width] = np.maximum(part, mine)
+            self._clock[row] = np.maximum(self._clock[row], mine)
         if far:
             known = joined(abroad.known, seen)
             self._abroad[row] = Abroad(known, known)

@@ -19,6 +19,21 @@ RELEASES = ("release", "acq_rel")
 ACQUIRES = ("acquire", "acq_rel")
 
 
+Released = tuple[Known, Known]
+"""What a store releases: inside of the cluster, and to all others."""
+
+
+def released(races: "ProxyRaces", row: int, semantics: str, far: bool) -> Released | None:
+    """What a strong store of a warp releases; None for nothing. Arguments as `Locations.wrote`."""
+    rows = np.array([row])
+    if semantics in RELEASES:
+        near = races.release(rows)
+        return near, near if far else races.release_relaxed(rows, True)
+    if not races.any_fence:
+        return None
+    return races.release_relaxed(rows, False), races.release_relaxed(rows, True)
+
+
 class _Record:
     """What the stores to a place have released: for the cluster alone, and for all others."""
 
@@ -39,16 +54,7 @@ class Locations:
         """Nothing has been released."""
         self._records.clear()
 
-    def wrote(
-        self,
-        races: "ProxyRaces",
-        row: int,
-        place: int,
-        semantics: str,
-        far: bool,
-        *,
-        adds: bool = False,
-    ) -> None:
+    def wrote(self, races: "ProxyRaces", row: int, place: int, semantics: str, far: bool) -> None:
         """A warp has stored to a place.
 
         Args:
@@ -57,20 +63,25 @@ class Locations:
             place: by its address, or offset in shared memory.
             semantics: `relaxed`, `release`, ...
             far: whether the scope is more than the CTA or cluster.
+        """
+        self.put(place, released(races, row, semantics, far), adds=False)
+
+    def put(self, place: int, known: Released | None, *, adds: bool) -> None:
+        """A store to a place has released something, or nothing.
+
+        Args:
+            place: by its address, or offset in shared memory.
+            known: what.
             adds: whether it was an atomic operation, which passes on what others released there.
         """
-        releases = semantics in RELEASES
-        if not releases and not races.any_fence:
+        if known is None:
             if not adds:
                 self._records.pop(place, None)
             return
-        rows = np.array([row])
         record = self._records.get(place) if adds else None
         if record is None:
             record = self._records[place] = _Record()
-        near = races.release(rows) if releases else races.release_relaxed(rows, False)
-        known = near if releases and far else races.release_relaxed(rows, True)
-        for known_at, new in ((record.near, near), (record.far, known)):
+        for known_at, new in zip((record.near, record.far), known, strict=True):
             known_at[new.cluster] = new.joined(known_at.get(new.cluster))
 
     def has_read(

@@ -208,7 +208,8 @@ def test_groups_of_ctas_are_not_mixed() -> None:
 
 def test_a_pair_needs_a_cluster() -> None:
     edit = replacing("cta_group::1", "cta_group::2")
-    fault_of(lambda: product(edit=edit), "UndefinedBehaviorError", "has no peer")
+    error = fault_of(lambda: product(edit=edit), "UndefinedBehaviorError", "has no peer")
+    assert None not in (error.where.cta, error.where.warp, error.where.lane)
 
 
 @pytest.mark.parametrize(

@@ -366,7 +366,10 @@ def test_barrier_count_that_is_no_multiple_of_32(fault: Any) -> None:
 
 
 def test_arrival_left_over_at_the_end(fault: Any) -> None:
-    fault("BarrierError", "ends with 32 of 64", "setp.ge.u32 p, t, 32; @p exit; bar.arrive 1, 64;")
+    body = "setp.lt.u32 p, t, 32; @p exit; bar.arrive 1, 64;"
+    where = fault("BarrierError", "ends with 32 of 64", body).where
+    assert "bar.arrive" in where.text
+    assert (where.cta, where.warp, where.lane) == ((0, 0, 0), 1, 0)
 
 
 def test_deadlock_lists_who_waits_for_what(fault: Any) -> None:

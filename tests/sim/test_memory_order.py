@@ -164,6 +164,17 @@ def test_flags_that_order_nothing(fault: Any, release: str, acquire: tuple[str, 
     assert error.where.warp == 1
 
 
+def test_flags_pass_on_proxy_fences(run: Any, fault: Any) -> None:
+    copy = "setp.eq.u32 r, t, 32; @!r bra END; cp.async.bulk.global.shared::cta.bulk_group "
+    copy += "[base], [s], 128; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; bra END;"
+    proxy, flag = "fence.proxy.async.shared::cta;", RELEASES["fence"]
+    acquire, behind = ACQUIRES["fence"]
+    body = FLAG.format(release=proxy + flag, acquire=acquire, behind=behind + copy)
+    assert run(body)[:32].tolist() == list(range(32))
+    body = FLAG.format(release=flag, acquire=acquire, behind=behind + copy)
+    fault("AsyncHazardError", "no fence.proxy.async", body)
+
+
 def test_a_plain_flag_is_a_race(fault: Any) -> None:
     body = FLAG.format(
         release="@q st.shared.u32 [s+1024], 1;", acquire=ACQUIRES["acquire"][0], behind=""

@@ -13,6 +13,7 @@ from ..decoder import Decoder, Step, instruction
 from ..errors import PoisonError
 from ..global_memory import GlobalMemory
 from ..groups import Array, Group
+from ..locations import RELEASES, Released, released
 from ..memory import SHARED_WINDOW, fault, window_of
 from ..ptx_syntax import TYPE_BITS
 from ..shared_memory import SharedMemory
@@ -137,10 +138,15 @@ def _build(d: Decoder, targets: list[Any], first: int) -> Step:
         shared = space is machine.shared
         locations = machine.locations if shared else machine.memory.order.locations
 
+        known: dict[int, Released | None] = {}
+
         def order(warp: int, row: int, lane: int) -> None:
             place = int(places[row, lane])
             locations.has_read(races, warp, place, access.semantics, access.far)
-            locations.wrote(races, warp, place, access.semantics, access.far, adds=True)
+            # What a fence covers stays the same from one thread of the warp to the next.
+            if warp not in known or access.semantics in RELEASES:
+                known[warp] = released(races, warp, access.semantics, access.far)
+            locations.put(place, known[warp], adds=True)
 
         return order
 
