@@ -100,14 +100,17 @@ mma.sp      _                                                           80
 mma.sp::ordered_metadata _                                              80
 mma.sp      f16 FP8                                                     consumer
 mma.sp      kind::mxf4|kind::mxf4nvf4                                   consumer_a
+wmma        bf16                                                        80
 wgmma       _                                                           hopper
 tcgen05     _                                                           datacenter
 tcgen05.ld.red _                                                        from_103
 tcgen05.shift _                                                         datacenter_a
 tcgen05.mma scale_vec::1X|scale_vec::2X|scale_vec::4X                   datacenter_a
+tcgen05.mma.sp kind::mxf4nvf4                                           datacenter_a
 tcgen05.mma kind::i8                                                    i8
 tcgen05.mma kind::ti16                                                  rubin
 tcgen05.mma decompress::lut::b                                          rubin
+tcgen05.mma collector::a::fill collector::b::fill                       rubin
 ldmatrix    m16n16                                                      blackwell
 ldmatrix    b8x16                                                       blackwell
 ldmatrix    s8                                                          hopper_and_blackwell
@@ -143,6 +146,7 @@ multimem    _                                                           90
 fma         bf16|bf16x2                                                 80
 fma         relu                                                        80
 mul|add|sub bf16|bf16x2                                                 90
+min|max     f16|f16x2                                                   80
 min|max|abs|neg bf16|bf16x2                                             80
 add|sub|mul|fma f32x2                                                   100
 add|sub|fma f32 f16|bf16                                                100

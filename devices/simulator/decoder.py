@@ -142,6 +142,11 @@ class Decoder:
         """The architecture that the module is for, `100a`."""
         return availability.target_of(self.machine.program.module.target)
 
+    @property
+    def in_loop(self) -> bool:
+        """Whether threads may come to the instruction again."""
+        return self.machine.instruction_of[self.pc] in self.machine.program.loops
+
     def require(self, reason: str) -> None:
         """Refuses the instruction if there is a reason."""
         if reason:

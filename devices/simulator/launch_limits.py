@@ -35,7 +35,7 @@ def check_launch(
         HummingError: the kernel, what was asked, the limit and whose it is.
     """
     name = program.entry.name
-    who = "no device" if device is None else device.name
+    who = "a device" if device is None else device.name
     block, cluster = shape.block, shape.cluster
 
     def refuse(what: str, why: str) -> HummingError:
@@ -44,14 +44,14 @@ def check_launch(
     if min(*grid, *block, *cluster) < 1:
         raise refuse(f"with grid {grid}, block {block} and cluster {cluster}", "they are empty")
     if any(size > most for size, most in zip(grid, _GRID, strict=True)):
-        raise refuse(f"with grid {grid}", f"{who} has more CTAs than {_GRID}")
+        raise refuse(f"with grid {grid}", f"{who} has at most {_GRID} CTAs in x, y and z")
     if shape.threads > _THREADS or any(s > m for s, m in zip(block, _BLOCK, strict=True)):
-        told = f"{who} has more than {_THREADS} threads a CTA, {_BLOCK} in x, y and z"
+        told = f"{who} has at most {_THREADS} threads a CTA, {_BLOCK} in x, y and z"
         raise refuse(f"with block {block}", told)
     most = device.smem_per_block_bytes if device is not None else None
     needed = shape.smem_bytes + static_smem_bytes(program)
     if most is not None and needed > most:
-        told = f"{who} has {most} bytes a CTA at most"
+        told = f"{who} has at most {most} a CTA"
         raise refuse(f"with {needed} bytes of shared memory", told)
     if shape.cluster_size > 1:
         what, why = f"in clusters of {shape.cluster_size} CTAs", ""
@@ -60,15 +60,15 @@ def check_launch(
         if not has:
             why = f"{program.module.target if device is None else who} has none"
         elif shape.cluster_size > (LARGEST_CLUSTER if non_portable else PORTABLE_CLUSTER):
-            why = f"{who} has more than {PORTABLE_CLUSTER}, or {LARGEST_CLUSTER} where a launch "
-            why += "asks for sizes that are not portable"
+            why = f"{who} has at most {PORTABLE_CLUSTER}, or {LARGEST_CLUSTER} where a launch asks "
+            why += "for sizes that are not portable"
         if why:
             raise refuse(what, why)
     if any(size % part for size, part in zip(grid, cluster, strict=True)):
         raise HummingError(f"the grid {grid} is no multiple of the cluster {cluster}")
     registers = program.entry.limits.get("maxnreg")
     if registers and registers[0] * shape.threads > _REGISTERS:
-        told = f"{who} has more than {_REGISTERS} registers a CTA"
+        told = f"{who} has at most {_REGISTERS} registers a CTA"
         raise refuse(f"with {registers[0]} registers in {shape.threads} threads", told)
 
 

@@ -144,7 +144,7 @@ ROWS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("sub.rn.bf16x2 r0, r1, r2;", _from(90)),
     ("fma.rn.relu.f16x2 r0, r1, r2, r3;", _from(80)),
     ("max.bf16x2 r0, r1, r2;", _from(80)),
-    ("max.f16x2 r0, r1, r2;", ALL),
+    ("max.f16x2 r0, r1, r2;", _from(80)),
     ("abs.bf16x2 r0, r1;", _from(80)),
     ("fma.rn.f32x2 d0, d1, d2, d3;", _from(100)),
     ("mul.rn.f32x2 d0, d1, d2;", _from(100)),

@@ -50,7 +50,7 @@ def test_shared_memory(device: str | None, most: int | None) -> None:
         launch(STATIC, device, smem_bytes=10**6)
         return
     launch(STATIC, device, smem_bytes=most - 1024, target=target)
-    with pytest.raises(HummingError, match=f"{most + 1} bytes .*{device} has {most}"):
+    with pytest.raises(HummingError, match=f"{most + 1} bytes .*{device} has at most {most}"):
         launch(STATIC, device, smem_bytes=most - 1023, target=target)
 
 
@@ -59,7 +59,7 @@ def test_shared_memory(device: str | None, most: int | None) -> None:
     [((1056, 1, 1), (1, 1, 1)), ((1, 1, 65), (1, 1, 1)), ((32, 1, 1), (1, 65536, 1))],
 )
 def test_threads_and_ctas(block: Any, grid: Any) -> None:
-    with pytest.raises(HummingError, match=r"a100_80gb has more (than|CTAs)"):
+    with pytest.raises(HummingError, match=r"a100_80gb has at most (1024 threads|\(2147)"):
         launch("", "a100_80gb", block=block, grid=grid)
     launch("", "a100_80gb", block=(1, 1, 64), grid=(1, 2, 3))
 
@@ -67,7 +67,7 @@ def test_threads_and_ctas(block: Any, grid: Any) -> None:
 def test_clusters() -> None:
     launch("", "h200", grid=(16, 1, 1), cluster=(8, 1, 1), **H200)
     launch("", "h200", grid=(16, 1, 1), cluster=(16, 1, 1), non_portable=True, **H200)
-    with pytest.raises(HummingError, match="clusters of 16 CTAs: h200 has more than 8, or 16"):
+    with pytest.raises(HummingError, match="clusters of 16 CTAs: h200 has at most 8, or 16"):
         launch("", "h200", grid=(16, 1, 1), cluster=(16, 1, 1), **H200)
     with pytest.raises(HummingError, match="clusters of 32"):
         launch("", "h200", grid=(32, 1, 1), cluster=(32, 1, 1), non_portable=True, **H200)
@@ -106,7 +106,7 @@ def test_a_cta_waits_for_one_of_a_later_wave(run_ptx: Callable[..., Any], seed: 
 def test_a_cta_waits_for_one_that_does_not_fit(run_ptx: Callable[..., Any]) -> None:
     flags = np.zeros(300, np.uint32)
     device = plugins.capabilities("h200")
-    options = {"grid": 265, "block": 1024, "target": "sm_90a", "limit": 20000}
+    options = {"grid": 265, "block": 1024, "target": "sm_90a", "limit": 2000}
     with pytest.raises(errors.DeadlockError):
         run_ptx(SPIN, {"flags": flags}, device=device, **options)
 

@@ -85,6 +85,7 @@ def _build(d: Decoder, targets: list[Any], first: int) -> Step:
     function = _function(operation, kind)
     dtype = np.dtype(seconds[0].dtype)
     machine = d.machine
+    polls = bool(targets) and d.in_loop
 
     def step(group: Group) -> None:
         at = addresses.read(group)
@@ -127,6 +128,8 @@ def _build(d: Decoder, targets: list[Any], first: int) -> Step:
                 if order is not None:
                     order(int(part.index[row]), row, lane)
         machine.progress += 1
+        if polls:
+            machine.schedule.yield_soon()
         for place, target in enumerate(targets):
             target.put(group, old[..., place])
 

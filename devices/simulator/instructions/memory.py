@@ -213,12 +213,15 @@ def load(d: Decoder) -> Step:
     frame = _frame_offset(machine, address)
     addresses = d.address(1)
     signed = np.dtype(f"i{size}") if kind[0] == "s" else None
+    polls = access.strong and d.in_loop
 
     def step(group: Group) -> None:
         if frame is None:
             values, bad = access.load(group, addresses.read(group), size, access.count)
         else:
             values, bad = machine.frames.load(group, addresses.read(group), size, access.count)
+        if polls:
+            machine.schedule.yield_soon()
         if signed is not None:
             values = values.view(signed)
         if access.count == 1:
