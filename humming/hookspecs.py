@@ -154,12 +154,15 @@ class Buffer(NamedTuple):
         address, size_bytes: where it is.
         name: for messages.
         undefined: whether its content counts as undefined until the kernel writes it.
+        awaited: whether the launch before may still be writing it if `pdl` is set: then the kernel
+            must not read it ahead of `griddepcontrol.wait`.
     """
 
     address: int
     size_bytes: int
     name: str = ""
     undefined: bool = False
+    awaited: bool = False
 
 
 class Runtime(Protocol):

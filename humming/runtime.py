@@ -362,10 +362,16 @@ def _device(caps: DeviceCapabilities, index: int) -> _Device:
 
 
 def _buffers(x: torch.Tensor, operands: Operands, out: torch.Tensor) -> list[hookspecs.Buffer]:
-    """The memory that a product uses, the output as not yet written."""
+    """The memory that a product uses: the output not yet written, x perhaps just being."""
     named = {"x": x, **operands._asdict(), "out": out}
     buffers = [
-        hookspecs.Buffer(tensor.data_ptr(), extent_bytes(tensor), name, name == "out")
+        hookspecs.Buffer(
+            tensor.data_ptr(),
+            extent_bytes(tensor),
+            name,
+            undefined=name == "out",
+            awaited=name == "x",
+        )
         for name, tensor in named.items()
         if tensor is not None and tensor.numel()
     ]
@@ -376,7 +382,8 @@ def _buffers(x: torch.Tensor, operands: Operands, out: torch.Tensor) -> list[hoo
             last = merged.pop()
             end = max(sum(last[:2]), sum(buffer[:2]))
             name = f"{last.name} and {buffer.name}"
-            buffer = hookspecs.Buffer(last.address, end - last.address, name)
+            awaited = last.awaited or buffer.awaited
+            buffer = hookspecs.Buffer(last.address, end - last.address, name, awaited=awaited)
         merged.append(buffer)
     return merged
 

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .errors import SimulationError
+from .errors import AsyncHazardError, SimulationError
 from .groups import WARP, Array, Group, Lanes
+from .memory import fault
+from .ranges_of_bytes import Ranges
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -123,7 +125,13 @@ class CopyQueue:
         copies = _Copies(
             rows, lanes, to[active], source[active], taken[active], number, size, pc, self._issued
         )
-        self._machine.shared.mark_pending(copies.to, size)
+        shared = self._machine.shared
+        if (again := shared.repeated(copies.to, size)).any():
+            twice = np.zeros(active.shape, np.bool_)
+            twice[active] = again
+            told = "two threads begin an asynchronous copy to the same shared memory"
+            raise fault(AsyncHazardError, told, group, twice)
+        shared.mark_pending(copies.to, size)
         self._copies.append(copies)
 
     def _check_sources(self, group: Group, source: Array, taken: Array) -> None:
@@ -136,6 +144,18 @@ class CopyQueue:
             for offset in range(0, int(size), whole):
                 at = inner + np.uint64(offset)
                 self._machine.memory.locate(part, at, whole, False)
+                if self._machine.memory.order is not None:
+                    self._machine.memory.order.read(part, at, whole)
+
+    def reads(self, addresses: Array, total: int) -> Lanes | None:
+        """Which accesses of `total` bytes touch what copies under way may still read."""
+        found: Lanes | None = None
+        for copies in self._copies:
+            used = copies.source[copies.taken > 0]
+            if len(used):
+                touched = Ranges(used, copies.size).touched(addresses, total)
+                found = touched if found is None else found | touched
+        return found
 
     @staticmethod
     def _of(values: Array, group: Group, part: Group) -> Array:

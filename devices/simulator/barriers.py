@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .clocks import Known
 from .decoder import STOP
-from .errors import BarrierError
+from .errors import BarrierError, RaceError, UndefinedBehaviorError
 from .groups import Array, Group, Lanes
 from .memory import fault
 from .operands import Target
@@ -27,7 +28,9 @@ class _Phase:
     expected: int
     counted: bool  # whether the instruction says how many threads, or it is all of the CTA
     arrived: int = 0
-    rows: list[int] = field(default_factory=list)
+    known: Known | None = None  # what has happened before the arrivals
+    # (step, row, lane) of the last arrival, for reports.
+    last: tuple[int, int, int] = (0, 0, 0)
     waiting: list[tuple[int, Lanes, Target | None]] = field(default_factory=list)
     votes: list[Array] = field(default_factory=list)
     reduction: str = ""
@@ -86,9 +89,11 @@ class CtaBarriers:
             whole = (arrived == 0) | (arrived == shape.cta_warps)
             if whole.all() and (group.mask is None or self._all_exist(group)):
                 machine.progress += 1
+                machine.mbarriers.publish(group.index)
                 if machine.races is not None:
                     machine.races.meet_ctas(arrived != 0)
                 return None
+        machine.mbarriers.publish(group.index)
         for cta in np.unique(ctas):
             self._arrive(
                 group, pc, int(cta), number, count, waits, votes, reduction, target, ctas == cta
@@ -122,7 +127,9 @@ class CtaBarriers:
             told = f"barrier {number} is used with {expected} and with {phase.expected} threads"
             raise fault(BarrierError, told, group, group.active() & own[:, None])
         phase.arrived += 32 * len(rows)
-        phase.rows += rows.tolist()
+        phase.last = (pc, int(rows[-1]), int(group.active()[own][-1].argmax()))
+        if machine.races is not None:
+            phase.known = machine.races.release(rows).joined(phase.known)
         if phase.arrived > expected:
             told = f"{phase.arrived} threads arrive at barrier {number}, which is for {expected}"
             raise fault(BarrierError, told, group, group.active() & own[:, None])
@@ -146,8 +153,9 @@ class CtaBarriers:
             if target is not None:
                 target.put(machine.group(lanes), _combined(phase))
             machine.put(pc + 1, lanes)
-        if machine.races is not None:
-            machine.races.meet(np.array(phase.rows), np.flatnonzero(waiting.any(axis=1)))
+        rows = np.flatnonzero(waiting.any(axis=1))
+        if machine.races is not None and phase.known is not None and len(rows):
+            machine.races.acquire(rows, phase.known)
 
     def exited(self, rows: Array) -> None:
         """Notes that all threads of some warps have ended.
@@ -178,7 +186,10 @@ class CtaBarriers:
         """
         for (_, number), phase in self._phases.items():
             told = f"the kernel ends with {phase.arrived} of {phase.expected} threads at barrier"
-            raise BarrierError(f"{told} {number}")
+            error = BarrierError(f"{told} {number}")
+            pc, row, lane = phase.last
+            error.where = self._machine.where(pc, (row, lane))
+            raise error
 
     def describe(self, row: int, lane: int) -> str:
         """What a waiting thread waits for; empty if it waits for something else."""
@@ -203,7 +214,12 @@ class _Object:
     pending: int
     bytes: int = 0
     phase: int = 0
-    clock: Array | None = None  # what has happened before the arrivals, for the race detector
+    # What has happened before the arrivals of this phase, and before those of completed ones.
+    gathered: Known | None = None
+    passed: Known | None = None
+    # The warp that made it, and the number of its next release then.
+    row: int = 0
+    made: int = 0
 
 
 class MemoryBarriers:
@@ -214,10 +230,13 @@ class MemoryBarriers:
         self._objects: dict[int, _Object] = {}
         self._waiting: dict[int, list[tuple[int, Lanes]]] = {}
         self._expired: Lanes = np.zeros_like(machine.live)
+        # Objects whose warp has neither fenced nor met others since it made them.
+        self._fresh: dict[int, int] = {}
 
     def reset(self) -> None:
         """There are no objects."""
         self._objects.clear()
+        self._fresh.clear()
         self._waiting.clear()
         self._expired[:] = False
 
@@ -228,13 +247,20 @@ class MemoryBarriers:
                 raise fault(
                     BarrierError, f"an mbarrier cannot expect {count} arrivals", group, lanes
                 )
-            if offset in self._waiting:
-                told = "an mbarrier is initialized while threads wait on it"
+            if offset in self._objects or lanes.sum() > 1:
+                told = "an mbarrier is initialized again without mbarrier.inval in between"
                 raise fault(BarrierError, told, group, lanes)
-            self._objects[offset] = _Object(count, count)
-            clock = self._machine.races
-            if clock is not None:
-                self._objects[offset].clock = clock.release(group.index[lanes.any(axis=1)])
+            machine = self._machine
+            row = int(group.index[lanes.any(axis=1)][0])
+            made = 0 if machine.races is None else machine.races.now(row)
+            part = machine.group(group.spread(lanes))
+            at = offsets[lanes.any(axis=1)]
+            machine.shared.check_settled(part, at, 8, "an mbarrier in")
+            if machine.races is not None:
+                machine.races.write(part, at, 8)
+            self._objects[offset] = _Object(count, count, row=row, made=made)
+            self._fresh[offset] = row
+            machine.shared.protect(offset)
 
     def invalidate(self, group: Group, offsets: Array) -> None:
         """`mbarrier.inval`: the memory may be used for something else."""
@@ -244,6 +270,43 @@ class MemoryBarriers:
                 told = "an mbarrier is invalidated while threads wait on it"
                 raise fault(BarrierError, told, group, lanes)
             del self._objects[offset]
+            self._fresh.pop(offset, None)
+            self._machine.shared.unprotect(offset)
+
+    def publish(self, rows: Array) -> None:
+        """Warps execute what makes their new objects visible to asynchronous operations.
+
+        That is `fence.mbarrier_init`, `fence.proxy.async` or a barrier.
+        """
+        if self._fresh:
+            gone = set(rows.tolist())
+            self._fresh = {o: row for o, row in self._fresh.items() if row not in gone}
+
+    def require_ready(self, offset: int, row: int, lane: int) -> None:
+        """Checks that an asynchronous operation of a thread may use an object.
+
+        Raises:
+            RaceError: nothing orders its initialization before, or makes it visible.
+        """
+        found = self._objects.get(offset)
+        races = self._machine.races
+        if found is None or races is None:
+            return
+        told = ""
+        if not races.has_seen(np.array([row]), found.row, found.made).all():
+            told = self._unordered(found)
+        elif self._fresh.get(offset) == row:
+            told = "the mbarrier is used by an asynchronous operation, and neither "
+            told += "fence.mbarrier_init nor fence.proxy.async nor a barrier lies behind its "
+            told += "mbarrier.init"
+        if told:
+            error = RaceError(told)
+            error.thread = (row, lane)
+            raise error
+
+    def _unordered(self, found: _Object) -> str:
+        warp = self._machine.row_warp[found.row]
+        return f"warp {warp} has initialized this mbarrier without a barrier in between"
 
     def expect(self, group: Group, offsets: Array, sizes: Array) -> None:
         """`expect_tx`: the current phase needs so many more bytes, from each thread."""
@@ -255,26 +318,56 @@ class MemoryBarriers:
                 raise fault(BarrierError, told, group, lanes)
             self._complete(offset, found)
 
-    def arrive(self, group: Group, offsets: Array, counts: Any, *, drop: bool = False) -> Array:
-        """Counts arrivals; returns the states of the phases before them, uint64 [n, 32]."""
+    def arrive(
+        self,
+        group: Group,
+        offsets: Array,
+        counts: Any,
+        *,
+        drop: bool = False,
+        relaxed: bool = False,
+        completes: bool = True,
+    ) -> Array:
+        """Counts arrivals.
+
+        Args:
+            group: who arrives.
+            offsets: of the objects, [n, 32].
+            counts: arrivals of each thread.
+            drop: whether later phases expect so many less.
+            relaxed: whether they order nothing but what a fence covers.
+            completes: whether they may complete the phase.
+
+        Returns:
+            The states of the phases before them, uint64 [n, 32].
+        """
         states = np.zeros((len(group), 32), np.uint64)
         races = self._machine.races
         for offset, count, lanes in self._each(group, offsets, counts):
             found = self._get(group, offset, lanes)
             states[lanes] = (found.phase << 32) | found.pending
+            known = None
             if races is not None:
-                clock = races.release(group.index[lanes.any(axis=1)])
-                found.clock = clock if found.clock is None else np.maximum(found.clock, clock)
+                rows = group.index[lanes.any(axis=1)]
+                known = races.release_relaxed(rows, False) if relaxed else races.release(rows)
+            left = int(lanes.sum())
             if drop:
-                found.expected -= count * int(lanes.sum())
-            total = count * int(lanes.sum())
-            while total:
+                found.expected -= count * left
+            while left:
                 if found.pending == 0:
                     told = "more arrivals at an mbarrier than it expects, while bytes are missing"
                     raise fault(BarrierError, told, group, lanes)
-                part = min(total, found.pending)
-                found.pending -= part
-                total -= part
+                if not 0 < count <= found.pending:
+                    told = f"an arrival that counts {count} at an mbarrier at which {found.pending}"
+                    raise fault(BarrierError, f"{told} are pending", group, lanes)
+                part = min(left, found.pending // count)
+                if not completes and part * count == found.pending and not found.bytes:
+                    told = "an arrival with .noComplete completes the phase of the mbarrier"
+                    raise fault(BarrierError, told, group, lanes)
+                if known is not None:
+                    found.gathered = known.joined(found.gathered)
+                found.pending -= part * count
+                left -= part
                 self._complete(offset, found)
             self._machine.progress += 1
         return states
@@ -284,7 +377,7 @@ class MemoryBarriers:
         found = self._objects.get(offset)
         return None if found is None else found.phase
 
-    def complete_bytes(self, offset: int, size: int, clock: Array | None = None) -> None:
+    def complete_bytes(self, offset: int, size: int, clock: Known | None = None) -> None:
         """`complete_tx`: bytes have arrived; for asynchronous operations.
 
         Args:
@@ -304,7 +397,7 @@ class MemoryBarriers:
                 f"{size} bytes complete at an mbarrier, {-found.bytes} more than it expects"
             )
         if clock is not None:
-            found.clock = clock if found.clock is None else np.maximum(found.clock, clock)
+            found.gathered = clock.joined(found.gathered)
         self._machine.progress += 1
         self._complete(offset, found)
 
@@ -315,8 +408,7 @@ class MemoryBarriers:
             raise BarrierError("an asynchronous operation arrives on memory that is no mbarrier")
         races = self._machine.races
         if races is not None and row is not None:
-            clock = races.release(np.array([row]))
-            found.clock = clock if found.clock is None else np.maximum(found.clock, clock)
+            found.gathered = races.release(np.array([row])).joined(found.gathered)
         if found.pending < count:
             raise BarrierError("an asynchronous operation arrives where nothing is pending")
         found.pending -= count
@@ -328,7 +420,15 @@ class MemoryBarriers:
         for offset, _, lanes in self._each(group, offsets, np.uint32(0)):
             self._get(group, offset, lanes).pending += int(lanes.sum())
 
-    def completed(self, group: Group, offsets: Array, parity: Array | None, states: Any) -> Lanes:
+    def completed(
+        self,
+        group: Group,
+        offsets: Array,
+        parity: Array | None,
+        states: Any,
+        *,
+        relaxed: bool = False,
+    ) -> Lanes:
         """Which threads find the phase complete that they ask for, by parity or by state."""
         done = np.zeros((len(group), 32), np.bool_)
         races = self._machine.races
@@ -336,12 +436,19 @@ class MemoryBarriers:
         for offset, _, lanes in self._each(group, offsets, np.uint32(0)):
             found = self._get(group, offset, lanes)
             if parity is None:
-                done |= lanes & ((asked >> 32) != found.phase)
+                phases = (asked >> np.uint64(32)).astype(np.int64)
+                stale = lanes & (phases != found.phase) & (phases != found.phase - 1)
+                if stale.any():
+                    told = f"a state of phase {int(phases[stale][0])} of an mbarrier that is in "
+                    told += f"phase {found.phase}: it must be of this phase or the one before"
+                    raise fault(UndefinedBehaviorError, told, group, stale)
+                done |= lanes & (phases != found.phase)
             else:
                 done |= lanes & ((asked & 1) != (found.phase & 1))
             over = (done & lanes).any(axis=1)
-            if races is not None and found.clock is not None and over.any():
-                races.acquire(group.index[over], found.clock)
+            if races is not None and found.passed is not None and over.any():
+                acquire = races.acquire_relaxed if relaxed else races.acquire
+                acquire(group.index[over], found.passed)
         return done
 
     def wait(self, group: Group, pc: int, offsets: Array, lanes: Lanes) -> Lanes:
@@ -385,6 +492,9 @@ class MemoryBarriers:
         if found.pending or found.bytes:
             return
         found.phase += 1
+        if found.gathered is not None:
+            found.passed = found.gathered.joined(found.passed)
+            found.gathered = None
         found.pending = found.expected
         self._machine.progress += 1
         for pc, lanes in self._waiting.pop(offset, ()):
@@ -394,6 +504,14 @@ class MemoryBarriers:
         found = self._objects.get(offset)
         if found is None:
             raise fault(BarrierError, "this memory holds no initialized mbarrier", group, lanes)
+        races = self._machine.races
+        if races is not None:
+            rows = lanes.any(axis=1)
+            unseen = ~races.has_seen(group.index[rows], found.row, found.made)
+            if unseen.any():
+                late = np.zeros_like(lanes)
+                late[np.flatnonzero(rows)[unseen]] = True
+                raise fault(RaceError, self._unordered(found), group, lanes & late)
         return found
 
     @staticmethod

@@ -7,6 +7,7 @@ import numpy as np
 
 from .groups import Array
 from .ranges import Thread, check_global, global_bytes, put_global
+from .ranges_of_bytes import Ranges
 from .shared_memory import PIECE
 from .tensor_maps import TensorMap
 
@@ -51,6 +52,11 @@ class Box:
         """Raises BoundsError unless what lies inside of the tensor is allocated."""
         for row in self._inside.tolist():
             check_global(machine, thread, int(self._addresses[row]), self._length, writing)
+
+    @property
+    def ranges(self) -> Ranges:
+        """What of global memory it covers."""
+        return Ranges(self._addresses[self._inside], self._length)
 
     def load(self, machine: "Machine") -> tuple[Array, Array | None]:
         """Bytes of the box as in shared memory, [pieces, 16], and their undefined bits."""

@@ -80,6 +80,7 @@ class Arrivals:
         if phase is None:
             told = f"the mbarrier at shared address {barrier % machine.shared.size:#x} is not "
             raise failure(BarrierError, told + "initialized", thread)
+        machine.mbarriers.require_ready(barrier, thread.row, thread.lane)
         cta = barrier // machine.shared.size
         arrival = _Arrival(thread, pc, barrier, phase, cta, size, pieces, finish)
         self._under_way.append(arrival)

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .clocks import Known
 from .decoder import STOP
 from .errors import BarrierError
 from .groups import WARP, Array, Group, Lanes
@@ -30,9 +31,16 @@ class ClusterBarrier:
         self._in_phase: Array = np.full(shape, -1, np.int64)
         self._phase: Array = np.zeros(self._count, np.int64)
         self._waiting: list[tuple[int, Lanes]] = []
+        # What those that have arrived know, and what the last phase has passed on, by cluster.
+        self._gathered: dict[int, Known] = {}
+        self._passed: dict[int, Known] = {}
 
-    def arrive(self, group: Group) -> None:
+    def arrive(self, group: Group, *, relaxed: bool = False) -> None:
         """Counts threads in.
+
+        Args:
+            group: who arrives.
+            relaxed: whether the arrivals order nothing but what a fence covers.
 
         Raises:
             BarrierError: a thread arrives twice without waiting.
@@ -41,6 +49,7 @@ class ClusterBarrier:
         if twice.any():
             told = "a thread arrives at the barrier of its cluster again without waiting at it"
             raise fault(BarrierError, told, group, twice)
+        self._release(group.index, relaxed)
         self._arrived |= group.lanes
         phases = np.broadcast_to(self._phase[self._cluster][:, None], self._in_phase.shape)
         self._in_phase[group.lanes] = phases[group.lanes]
@@ -59,6 +68,7 @@ class ClusterBarrier:
             raise fault(BarrierError, told, group, idle)
         done = group.spread(mine < self._phase[self._cluster[group.rows]][:, None])
         self._in_phase[done] = -1
+        self._acquire(done)
         rest = group.lanes & ~done
         if not rest.any():
             return None
@@ -82,16 +92,33 @@ class ClusterBarrier:
         machine.progress += 1
         self._phase[complete] += 1
         rows = complete[self._cluster]
-        if machine.races is not None:
-            for cluster in np.flatnonzero(complete):
-                own = np.flatnonzero(self._cluster == cluster)
-                machine.races.meet(own, own)
+        for cluster in np.flatnonzero(complete).tolist():
+            if cluster in self._gathered:
+                self._passed[cluster] = self._gathered.pop(cluster)
         self._arrived[rows] = False
         waiting, self._waiting = self._waiting, []
         for pc, lanes in waiting:
             free = lanes & rows[:, None]
             if free.any():
                 self._in_phase[free] = -1
+                self._acquire(free)
                 machine.put(pc + 1, free)
             if (lanes & ~free).any():
                 self._waiting.append((pc, lanes & ~free))
+
+    def _release(self, rows: Array, relaxed: bool) -> None:
+        races = self._machine.races
+        if races is None:
+            return
+        for cluster in np.unique(self._cluster[rows]).tolist():
+            own = rows[self._cluster[rows] == cluster]
+            known = races.release_relaxed(own, False) if relaxed else races.release(own)
+            self._gathered[cluster] = known.joined(self._gathered.get(cluster))
+
+    def _acquire(self, lanes: Lanes) -> None:
+        races = self._machine.races
+        if races is None:
+            return
+        rows = np.flatnonzero(lanes.any(axis=1))
+        for cluster in np.unique(self._cluster[rows]).tolist():
+            races.acquire(rows[self._cluster[rows] == cluster], self._passed[cluster])

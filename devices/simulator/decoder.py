@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 
-from .errors import PoisonError, UnknownInstructionError, Where
+from . import availability
+from .errors import PoisonError, UndefinedBehaviorError, UnknownInstructionError, Where
 from .groups import Array, Group
 from .memory import fault
 from .operands import CLEAN, Modifiers, Source, Target, converted, smear
@@ -78,6 +79,22 @@ def known_opcodes() -> list[str]:
     return sorted(_BUILDERS)
 
 
+def require_agreement(group: Group, some: Array, others: Array) -> None:
+    """Checks that threads of a warp agree at what is marked `.uni`.
+
+    Args:
+        group: who executes it.
+        some, others: bool [n, 32], those who do something and those who do something else.
+
+    Raises:
+        UndefinedBehaviorError: a warp has both.
+    """
+    split = some.any(axis=1) & others.any(axis=1)
+    if split.any():
+        told = "threads of a warp disagree at an instruction that is marked uniform"
+        raise fault(UndefinedBehaviorError, told, group, some & split[:, None])
+
+
 class Decoder:
     """Decodes one instruction.
 
@@ -105,6 +122,10 @@ class Decoder:
         Raises:
             UnknownInstructionError: no builder, or one that does not know this form.
         """
+        self.require(availability.refusal(self.instruction.opcode, len(self.operands), self.arch))
+        device = self.machine.options.device
+        if device is not None:
+            self.require(availability.device_refusal(self.instruction.opcode, device))
         try:
             step = _BUILDERS[self.opcode](self)
         except KeyError as error:
@@ -115,6 +136,21 @@ class Decoder:
         if together:
             step = self._together(step, together == "warp")
         return self._guarded(step) if self.instruction.guard is not None else step
+
+    @property
+    def arch(self) -> str:
+        """The architecture that the module is for, `100a`."""
+        return availability.target_of(self.machine.program.module.target)
+
+    @property
+    def in_loop(self) -> bool:
+        """Whether threads may come to the instruction again."""
+        return self.machine.instruction_of[self.pc] in self.machine.program.loops
+
+    def require(self, reason: str) -> None:
+        """Refuses the instruction if there is a reason."""
+        if reason:
+            self.refuse(reason)
 
     def refuse(self, what: str) -> NoReturn:
         """Raises UnknownInstructionError for this instruction."""
@@ -137,6 +173,7 @@ class Decoder:
         if isinstance(operand, Register):
             return self._register_source(self.machine.register(operand), dtype)
         if isinstance(operand, Special):
+            self.require(availability.register_refusal(operand.name, self.arch))
             values = self.machine.special(operand.name)
             if values is None:
                 self.refuse(f"the special register {operand.name} is not known")
@@ -329,11 +366,14 @@ class Decoder:
         assert guard is not None
         predicate = self.predicate(guard.register, guard.negated)
         machine, after = self.machine, self.pc + 1
+        uniform = "uni" in self.instruction.opcode.split(".")
 
         def guarded(group: Group) -> int | None:
             chosen = predicate(group)
             if group.mask is not None:
                 chosen = chosen & group.mask
+            if uniform:
+                require_agreement(group, chosen, group.active() & ~chosen)
             if not chosen.any():
                 return None
             wanted = group.active()

@@ -7,13 +7,16 @@ process keeps for itself, so an access over the end of one is found before it re
 import threading
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .errors import BoundsError
 from .groups import Array, Group, Lanes
 from .memory import Bytes, Space, active_range, check_alignment, fault, padded
+
+if TYPE_CHECKING:
+    from .global_order import GlobalOrder
 
 _GUARD_BYTES = 256
 # Shadows begin at a multiple of the largest access, so that aligned addresses have aligned offsets.
@@ -72,11 +75,13 @@ class GlobalMemory(Space):
 
     Attributes:
         lock: held while a kernel runs.
+        order: checks the order of accesses while one does.
     """
 
     def __init__(self) -> None:
         super().__init__("global", Bytes(np.asarray(_ProcessMemory())), None)
         self.lock = threading.RLock()
+        self.order: GlobalOrder | None = None
         self._bases: list[int] = []
         self._allocations: list[Allocation] = []
 
@@ -142,6 +147,16 @@ class GlobalMemory(Space):
             return self._allocations[place]
         return None
 
+    def owners(self, group: Group, addresses: Array) -> list[Allocation]:
+        """The allocations that checked addresses of a group's threads lie in."""
+        least, greatest, _ = active_range(group, addresses)
+        found = self.find(least)
+        if found is not None and greatest < found.end:
+            return [found]
+        used = addresses if group.mask is None else addresses[group.mask]
+        places = np.searchsorted(np.array(self._bases, np.uint64), used, "right") - 1
+        return [self._allocations[int(place)] for place in np.unique(places)]
+
     @property
     def has_shadows(self) -> bool:
         """Whether any of it may be undefined."""
@@ -158,6 +173,37 @@ class GlobalMemory(Space):
             inside, inner = allocation.inner(addresses.astype(np.int64))
             found[inside] = shadow.take_bytes(inner[inside], size)
         return found
+
+    def load(
+        self,
+        group: Group,
+        addresses: Array,
+        size: int,
+        count: int = 1,
+        *,
+        strong: bool = False,
+    ) -> tuple[Array, Array | None]:
+        offsets = self.locate(group, addresses, size * count, False)
+        if self.order is not None:
+            self.order.read(group, addresses, size * count, strong=strong)
+        values = self.memory.take(offsets, size, count)
+        return values, self._poison(group, offsets, size, count)
+
+    def store(
+        self,
+        group: Group,
+        addresses: Array,
+        values: Array,
+        poison: Array | None,
+        size: int,
+        count: int = 1,
+        *,
+        strong: bool = False,
+    ) -> None:
+        offsets = self.locate(group, addresses, size * count, True)
+        if self.order is not None:
+            self.order.write(group, addresses, size * count, strong=strong)
+        self.put(group, offsets, values, poison, size, count)
 
     def locate(self, group: Group, addresses: Array, total: int, writing: bool) -> Array:
         least, greatest, bits = active_range(group, addresses)

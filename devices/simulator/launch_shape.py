@@ -15,7 +15,7 @@ class Options:
 
     Attributes:
         seed: for a random schedule; None is a fixed one that is fast.
-        races: whether unordered accesses of two warps to shared memory are errors.
+        races: whether unordered accesses of two warps or CTAs to memory are errors.
         patience: blocks that threads run while others that could run are waiting.
         limit: blocks after which a wave is taken to be in an endless loop.
         wave_warps: about how many warps run at the same time.

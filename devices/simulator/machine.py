@@ -22,6 +22,7 @@ from .errors import SimulationError, Where
 from .global_memory import GlobalMemory
 from .groups import WARP, Array, Group, GroupCache, Lanes
 from .launch_shape import Dim, Options, Shape
+from .locations import Locations
 from .meetings import Meetings
 from .memory import LocalMemory, ParamMemory
 from .program import Program
@@ -50,6 +51,7 @@ class Machine:
         live: bool [warps, 32], the threads that exist and have not exited.
         row_cta, row_warp: int [warps], CTA of the wave and number in it, of each warp.
         memory, shared, local, params, frames: the state spaces.
+        locations: what strong operations on shared memory have released.
         schedule: which threads run next.
         meetings: where threads of a warp wait for each other.
         barriers, mbarriers: barriers of CTAs, barrier objects in shared memory.
@@ -109,6 +111,7 @@ class Machine:
         self.shared = SharedMemory(shape.ctas, extents, self.row_cta, shape.cluster_size)
         self.races = ProxyRaces(self) if self.options.races else None
         self.shared.races = self.races
+        self.locations = Locations()
         self.local = LocalMemory(self.warps, program.local_bytes)
         self.frames = LocalMemory(self.warps, program.frame_bytes, "call parameter")
         self.params = ParamMemory(program.param_bytes)
@@ -133,6 +136,16 @@ class Machine:
                 self.order.append(2 * program.order[index] + len(self.steps) - self.step_of[index])
                 self.instruction_of.append(index)
                 self.steps.append(None)
+
+    def decode_all(self) -> None:
+        """Decodes what has not been decoded yet.
+
+        Raises:
+            UnknownInstructionError: an instruction that is not known.
+        """
+        for pc, step in enumerate(self.steps):
+            if step is None:
+                self._step(pc)
 
     def _step(self, pc: int) -> Step:
         """The step of an index, decoded when threads come to it for the first time."""
@@ -184,7 +197,14 @@ class Machine:
 
     # -- running --------------------------------------------------------------------------------
 
-    def run(self, ctas: list[Dim], grid: Dim, params: bytes, globals_: dict[str, int]) -> None:
+    def run(
+        self,
+        ctas: list[Dim],
+        grid: Dim,
+        params: bytes,
+        globals_: dict[str, int],
+        first: int = 0,
+    ) -> None:
         """Runs CTAs of a grid from beginning to end.
 
         Args:
@@ -192,11 +212,16 @@ class Machine:
             grid: CTAs of the grid in x, y and z.
             params: bytes of the kernel's parameters.
             globals_: addresses of the module's variables.
+            first: how many CTAs of the launch have run before.
 
         Raises:
             SimulationError: the kernel did what it must not do.
         """
         self._reset(ctas, grid, params, globals_)
+        if self.races is not None:
+            self.races.first_cluster = first // self.shape.cluster_size
+        if self.memory.order is not None:
+            self.memory.order.begin_wave(self)
         with np.errstate(all="ignore"):
             self.put(0, self.live)
             while True:
@@ -221,6 +246,7 @@ class Machine:
         for register in self._registers.values():
             register.reset()
         self.shared.reset()
+        self.locations.reset()
         self.local.reset()
         self.frames.reset()
         self.progress, self._timed_out_at = 0, -1
@@ -248,7 +274,9 @@ class Machine:
                     pc = action
         except SimulationError as error:
             if error.where is None:
-                error.where = reports.where(self, pc, error.thread)
+                # Who is to blame is not always known; these threads are at the instruction.
+                thread = error.thread or group.first(group.active())
+                error.where = reports.where(self, pc, thread)
             raise
 
     def _leader(self, pc: int) -> Step:
@@ -272,24 +300,6 @@ class Machine:
     def park(self, pc: int, lanes: Lanes) -> None:
         """Notes, for reports, that threads wait at a step; whoever lets them go calls `put`."""
         self.parked_at[lanes] = pc
-
-    def branch(self, target: int, after: int, group: Group, taken: Lanes) -> int | None:
-        """Where a group goes of which some threads take a branch."""
-        wanted = group.mask
-        if wanted is None:
-            if taken.all():
-                return target
-            if not taken.any():
-                return None
-        else:
-            taken = taken & wanted
-            if not taken.any():
-                return None
-            if (taken == wanted).all():
-                return target
-        self.put(target, group.spread(taken))
-        self.put(after, group.spread(~taken))
-        return STOP
 
     def exit(self, group: Group) -> int:
         """Ends threads."""

@@ -31,7 +31,7 @@ _GAP_BYTES = 32
 _ENDS = ("ret", "exit", "trap")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Program:
     """A kernel with the device functions that it calls.
 
@@ -43,6 +43,7 @@ class Program:
         registers: every register that is used, by name.
         leaders: indices of instructions that threads can come to from elsewhere.
         order: for each instruction, its place in the order of execution.
+        loops: indices of instructions that threads may come to again.
         shared: variable -> (address in the window, size) without the one of dynamic size.
         dynamic: the extern shared variables, which all begin at the same address.
         local, frames: variable -> (offset, size), in local memory, and of parameters of calls.
@@ -57,6 +58,7 @@ class Program:
     registers: dict[str, Register] = field(default_factory=dict)
     leaders: set[int] = field(default_factory=set)
     order: list[int] = field(default_factory=list)
+    loops: set[int] = field(default_factory=set)
     shared: dict[str, tuple[int, int]] = field(default_factory=dict)
     shared_end: int = SHARED_BASE
     dynamic: list[str] = field(default_factory=list)
@@ -68,6 +70,11 @@ class Program:
     params: dict[str, int] = field(default_factory=dict)
     param_bytes: int = 0
     globals: list[Variable] = field(default_factory=list)
+
+    @property
+    def polls(self) -> bool:
+        """Whether threads may wait for what others write to global memory."""
+        return any(_may_poll(self.instructions[index].opcode) for index in self.loops)
 
     @property
     def params_begin_at(self) -> list[int]:
@@ -229,6 +236,15 @@ def _symbols(instructions: Iterable[Instruction]) -> Iterator[str]:
             pending += [operand.first, operand.second]
 
 
+_STRONG = {"volatile", "relaxed", "acquire", "acq_rel", "mmio"}
+
+
+def _may_poll(opcode: str) -> bool:
+    parts = opcode.split(".")
+    shared = any(part.startswith("shared") for part in parts)
+    return not shared and (parts[0] == "atom" or (parts[0] == "ld" and bool(_STRONG & {*parts})))
+
+
 # -- blocks ---------------------------------------------------------------------------------------
 
 
@@ -264,6 +280,10 @@ def _order_blocks(program: Program, functions: list[Function]) -> None:
     blocks = sorted(starts)
     ends = dict(zip(blocks, [*blocks[1:], count], strict=True))
     follow = {block: successors(program, ends[block] - 1) for block in blocks}
+    for component in _components(blocks, follow):
+        if len(component) > 1 or component[0] in follow[component[0]]:
+            for block in component:
+                program.loops.update(range(block, ends[block]))
     # Callees first: the threads in one are to come back before others leave the call behind.
     program.order = [0] * count
     place = 0

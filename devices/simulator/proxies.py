@@ -7,7 +7,8 @@ have more columns than warps:
 
     warps         the last release of each warp that is known
     warpgroups    the last reads of shared memory by each one's `wgmma` that are known to be over
-    fenced        the last release of each warp whose stores a fence has made visible
+    fenced        the last release of each warp whose stores to shared memory a proxy fence covers
+    fenced        the same of global memory
     objects       the last phase of each barrier object whose asynchronous writes are known
 """
 
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .clocks import LAYERS, Known
 from .errors import AsyncHazardError, RaceError, SimulationError
 from .groups import Array
 from .races import GRANULE, RaceDetector
@@ -42,9 +44,10 @@ class ProxyRaces(RaceDetector):
         self._cta_groups = -(-machine.shape.cta_warps // WARPGROUP)
         self._objects: dict[int, int] = {}
         self._counts: dict[tuple[int, int], int] = {}
-        super().__init__(machine, self._groups, warps + _OBJECTS)
+        super().__init__(machine, self._groups, 2 * warps + _OBJECTS)
         self._fenced = slice(self._stride, self._stride + warps)
-        self._first_object = self._stride + warps
+        self._fenced_global = slice(self._stride + warps, self._stride + 2 * warps)
+        self._first_object = self._stride + 2 * warps
 
     def reset(self) -> None:
         super().reset()
@@ -53,11 +56,18 @@ class ProxyRaces(RaceDetector):
 
     # -- events ---------------------------------------------------------------------------------
 
-    def fence(self, rows: Array) -> None:
+    def fence_proxies(self, rows: Array, *, shared: bool, globally: bool) -> None:
         """Warps execute a proxy fence: it covers all that has happened before for them."""
         known = self._clock[rows, : self._width]
-        self._clock[rows, self._fenced] = np.maximum(self._clock[rows, self._fenced], known)
+        for columns, covered in ((self._fenced, shared), (self._fenced_global, globally)):
+            if covered:
+                self._clock[rows, columns] = np.maximum(self._clock[rows, columns], known)
         self._tick(rows)
+
+    def fenced_globally(self, row: int) -> Array:
+        """Up to which release the stores of each warp to global memory are visible to proxies."""
+        found: Array = self._clock[row, self._fenced_global]
+        return found
 
     def note_read(self, row: int, pieces: Array) -> None:
         """An asynchronous read of pieces of shared memory is over, which a warp waited for."""
@@ -76,7 +86,7 @@ class ProxyRaces(RaceDetector):
         column = self._group_column(int(rows[0]))
         self._clock[rows, column] = np.maximum(self._clock[rows, column], event)
 
-    def note_write(self, cluster: int, barrier: int, pieces: Array) -> Array:
+    def note_write(self, cluster: int, barrier: int, pieces: Array) -> Known:
         """An asynchronous write has completed at a barrier object.
 
         Args:
@@ -91,9 +101,9 @@ class ProxyRaces(RaceDetector):
         event = self._next(cluster, column)
         self._writer.reshape(-1, _PER_PIECE)[pieces] = column
         self._written.reshape(-1, _PER_PIECE)[pieces] = event
-        clock: Array = np.zeros(self._clock.shape[1], np.int32)
-        clock[column] = event
-        return clock
+        counts: Array = np.zeros((LAYERS, self._columns), np.int32)
+        counts[:, column] = event
+        return Known(self.first_cluster + cluster, counts.reshape(-1))
 
     def _group_column(self, row: int) -> int:
         warp = int(self._actor[row])

@@ -1,11 +1,19 @@
 """Ranges of memory that an asynchronous operation of one thread accesses, and their checks."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from .errors import AlignmentError, AsyncHazardError, BoundsError, SimulationError
+from .errors import (
+    AlignmentError,
+    AsyncHazardError,
+    BarrierError,
+    BoundsError,
+    SimulationError,
+)
 from .groups import WARP, Array, Group
+from .ranges_of_bytes import Ranges
 from .shared_memory import PIECE
 
 if TYPE_CHECKING:
@@ -85,6 +93,9 @@ def pieces_of(offset: int, size: int) -> Array:
 def begin_write(machine: "Machine", thread: Thread, pieces: Array) -> None:
     """Checks that an asynchronous write may begin, and makes its target undefined."""
     shared = machine.shared
+    if shared.holds_object(pieces):
+        told = "an asynchronous operation writes shared memory that holds an mbarrier"
+        raise failure(BarrierError, told, thread)
     if shared.pending.reshape(-1, PIECE)[pieces].any():
         told = "an asynchronous operation writes what another one may still write"
         raise failure(AsyncHazardError, f"{told}: no wait covers it", thread)
@@ -135,6 +146,26 @@ def check_global(
     memory.locate(part, np.full((1, WARP), first, np.uint64), 1, writing)
     told = f"{size} bytes at global address {address:#x} lie in more than one allocation"
     raise failure(BoundsError, told, thread)
+
+
+def begin_global_read(machine: "Machine", thread: Thread, where: Ranges) -> Callable[[], None]:
+    """Checks that an asynchronous operation may read global memory; returns what ends it."""
+    order = machine.memory.order
+    if order is None:
+        return lambda: None
+    transfer = order.begin_read(thread, where)
+    return lambda: order.end_read(transfer)
+
+
+def begin_global_write(
+    machine: "Machine", thread: Thread, where: Ranges, *, combines: bool
+) -> Callable[[], None]:
+    """The same of a write, or of a reduction, which combines with what is there."""
+    order = machine.memory.order
+    if order is None:
+        return lambda: None
+    transfer = order.begin_write(thread, where, combines)
+    return lambda: order.end_write(thread, transfer)
 
 
 def global_bytes(machine: "Machine", address: int, size: int) -> tuple[Array, Array | None]:

@@ -2,13 +2,18 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
+from humming.capability import DeviceCapabilities
 from humming.errors import HummingError
 from humming.hookspecs import Buffer, Image
 
 from . import instructions  # noqa: F401  (registers the builders)
 from .global_memory import Allocation, GlobalMemory
+from .global_order import GlobalOrder
+from .groups import WARP
+from .launch_limits import check_directives, check_launch, resident_clusters
 from .launch_shape import Dim, Options, Shape
 from .machine import Machine
 from .program import Program, link
@@ -24,6 +29,7 @@ class SimulatedKernel:
     ) -> None:
         self.program, self.smem_bytes, self.options = program, smem_bytes, options
         self._memory = memory
+        self._order = GlobalOrder(memory) if options.races else None
         self._machines: dict[Shape, Machine] = {}
         self._globals = _place_globals(program, memory)
 
@@ -36,6 +42,7 @@ class SimulatedKernel:
         pdl: bool = False,
         *,
         cluster: Dim = (1, 1, 1),
+        non_portable: bool = False,
         buffers: Sequence[Buffer] = (),
     ) -> None:
         """Runs the kernel.
@@ -44,8 +51,10 @@ class SimulatedKernel:
             grid: number of CTAs in x, y and z.
             block: threads of a CTA in x, y and z.
             params: bytes of the kernel's parameters.
-            stream, pdl: without meaning here: kernels run one after the other.
+            stream: without meaning here: kernels run one after the other.
+            pdl: whether buffers that are `awaited` must be read behind `griddepcontrol.wait`.
             cluster: CTAs of a cluster in x, y and z.
+            non_portable: whether clusters may have more CTAs than every device with clusters has.
             buffers: what the kernel may access beside all that the runtime has registered.
 
         Raises:
@@ -53,7 +62,7 @@ class SimulatedKernel:
             HummingError: a launch that no device would accept.
         """
         data = bytes(params)
-        self._check(grid, block, data, cluster)
+        self._check(grid, Shape(1, block, cluster, self.smem_bytes), data, non_portable)
         # One kernel at a time: they share what is registered, and each machine has one state.
         with self._memory.lock:
             for buffer in buffers:
@@ -61,38 +70,37 @@ class SimulatedKernel:
                     buffer.address, buffer.size_bytes, buffer.name, undefined=buffer.undefined
                 )
             try:
+                self._memory.order = self._order
+                if self._order is not None:
+                    awaited = [b for b in buffers if b.awaited and pdl]
+                    self._order.begin_launch(
+                        [(b.address, b.address + b.size_bytes) for b in awaited]
+                    )
                 self._run(grid, block, data, cluster)
             finally:
                 for buffer in buffers:
                     self._memory.forget(buffer.address, buffer.size_bytes)
 
     def _run(self, grid: Dim, block: Dim, data: bytes, cluster: Dim) -> None:
+        first = 0
+        shape = None
         for ctas in self._waves(grid, block, cluster):
-            shape = Shape(len(ctas), block, cluster, self.smem_bytes)
+            # The last wave is a smaller one, on the same machine.
+            shape = shape or Shape(len(ctas), block, cluster, self.smem_bytes)
             machine = self._machines.get(shape)
             if machine is None:
                 machine = Machine(self.program, shape, self._memory, self.options)
                 self._machines[shape] = machine
-            machine.run(ctas, grid, data, self._globals)
+            machine.run(ctas, grid, data, self._globals, first)
+            first += len(ctas)
 
-    def _check(self, grid: Dim, block: Dim, data: bytes, cluster: Dim) -> None:
-        threads = block[0] * block[1] * block[2]
-        limits = self.program.entry.limits
-        name = self.program.entry.name
-        if min(*grid, *block) < 1 or threads > 1024:
-            raise HummingError(f"{name} cannot run with grid {grid} and block {block}")
-        most = limits.get("maxntid")
-        if most and threads > math.prod(most):
-            raise HummingError(f"{name} has at most {most} threads, and is launched with {block}")
-        needed = limits.get("reqntid")
-        if needed and (*needed, 1, 1)[:3] != block:
-            raise HummingError(f"{name} needs {needed} threads, and is launched with {block}")
-        if len(data) != self.program.param_bytes:
-            raise HummingError(
-                f"{name} has {self.program.param_bytes} bytes of parameters; {len(data)} are given"
-            )
-        if any(size % part for size, part in zip(grid, cluster, strict=True)):
-            raise HummingError(f"the grid {grid} is no multiple of the cluster {cluster}")
+    def _check(self, grid: Dim, shape: Shape, data: bytes, non_portable: bool) -> None:
+        program = self.program
+        check_launch(program, self.options.device, grid, shape, non_portable=non_portable)
+        check_directives(program, shape)
+        if len(data) != program.param_bytes:
+            told = f"{program.entry.name} has {program.param_bytes} bytes of parameters"
+            raise HummingError(f"{told}; {len(data)} are given")
 
     def _waves(self, grid: Dim, block: Dim, cluster: Dim) -> Iterator[list[Dim]]:
         """CTAs that run at the same time, those of a cluster next to each other."""
@@ -100,6 +108,11 @@ class SimulatedKernel:
         cluster_size = cluster[0] * cluster[1] * cluster[2]
         warps = -(-threads // 32) * cluster_size
         clusters = max(1, self.options.wave_warps // warps)
+        if self.program.polls:
+            # A CTA may wait for any other that the device holds at the same time.
+            shape = Shape(1, block, cluster, self.smem_bytes)
+            resident = resident_clusters(self.program, self.options.device, shape)
+            clusters = max(clusters, min(resident, math.prod(grid) // cluster_size))
         wave: list[Dim] = []
         for z in range(0, grid[2], cluster[2]):
             for y in range(0, grid[1], cluster[1]):
@@ -148,11 +161,14 @@ class SimulatorRuntime:
         Raises:
             HummingError: an image of another kind, or one without this kernel.
             PtxSyntaxError: text that is no PTX.
+            UnknownInstructionError: an instruction of the kernel, or of a function that it calls,
+                that the simulator or the target does not know, also where no thread comes.
         """
         if image.kind != "ptx":
             raise HummingError(f"the simulator runs PTX, and {entry} is a {image.kind}")
-        module = parse(image.data.decode().rstrip("\0"))
-        return SimulatedKernel(link(module, entry), self.memory, smem_bytes, self.options)
+        program = _linked(image.data, entry)
+        _check_instructions(program, self.options.device)
+        return SimulatedKernel(program, self.memory, smem_bytes, self.options)
 
     def register(
         self, address: int, size_bytes: int, name: str = "", *, undefined: bool = False
@@ -167,6 +183,21 @@ class SimulatorRuntime:
     def allocate(self, size_bytes: int, device_index: int = 0) -> int:
         """Returns the address of new memory that is zero; it is never taken back."""
         return self.memory.allocate(size_bytes, "a workspace").base
+
+
+@lru_cache(maxsize=64)
+def _linked(text: bytes, entry: str) -> Program:
+    """The program of a kernel; the same one for the same text, which takes long to read."""
+    return link(parse(text.decode().rstrip("\0")), entry)
+
+
+@lru_cache(maxsize=64)
+def _check_instructions(program: Program, device: DeviceCapabilities | None) -> None:
+    """Decodes every instruction of a kernel, for a machine that never runs it."""
+    shape = Shape(1, (WARP, 1, 1))
+    machine = Machine(program, shape, GlobalMemory(), Options(races=False, device=device))
+    machine.globals = dict.fromkeys((variable.name for variable in program.globals), 0)
+    machine.decode_all()
 
 
 def _place_globals(program: Program, memory: GlobalMemory) -> dict[str, int]:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .errors import AsyncHazardError, BoundsError
+from .errors import AsyncHazardError, BarrierError, BoundsError
 from .groups import Array, Group
 from .memory import Bytes, Space, active_range, check_alignment, fault, padded
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 PIECE = 16
 """Bytes of the pieces in which asynchronous operations read shared memory."""
+_OBJECT = 8
 
 
 class SharedMemory(Space):
@@ -44,8 +45,12 @@ class SharedMemory(Space):
         self.in_flight = 0
         self.held = np.zeros(len(data) // PIECE, np.uint16)
         self.reads_in_flight = 0
+        # Where barrier objects are, by pieces of 8 bytes, and how many there are.
+        self._objects = np.zeros(len(data) // _OBJECT, np.bool_)
+        self._object_count = 0
         self.races: RaceDetector | None = None
         self._pending = Bytes(self.pending)
+        self._claims = np.zeros(len(data) // 4, np.int32)
         self._cta = row_cta.astype(np.int64)
         self._rank = (row_cta % cluster_size).astype(np.uint64)
         self._first = (row_cta - row_cta % cluster_size).astype(np.int64)
@@ -61,6 +66,8 @@ class SharedMemory(Space):
         self.in_flight = 0
         self.held.fill(0)
         self.reads_in_flight = 0
+        self._objects.fill(False)
+        self._object_count = 0
 
     def locate(self, group: Group, addresses: Array, total: int, writing: bool) -> Array:
         offsets = self.place(group, addresses, total, writing, False)
@@ -72,6 +79,15 @@ class SharedMemory(Space):
 
         Or read them, unless it is for a load that is asked.
         """
+        if self._object_count and verb != "a load of":
+            at = offsets // _OBJECT
+            live = self._objects[at]
+            for further in range(1, total // _OBJECT):
+                live = live | self._objects[at + further]
+            live = live if group.mask is None else live & group.mask
+            if live.any():
+                told = f"{verb} shared memory that holds an mbarrier"
+                raise fault(BarrierError, told, group, live)
         if self.reads_in_flight and verb != "a load of":
             held = self.held[offsets // PIECE] != 0
             held = held if group.mask is None else held & group.mask
@@ -100,8 +116,11 @@ class SharedMemory(Space):
     ) -> tuple[Array, Array | None]:
         offsets = self.place(group, addresses, size * count, False, cluster)
         self.check_settled(group, offsets, size * count, "a load of")
-        if self.races is not None and not strong:
-            self.races.read(group, offsets, size * count)
+        if self.races is not None:
+            if strong:
+                self.races.strong(group, offsets, size * count, reads=True, writes=False)
+            else:
+                self.races.read(group, offsets, size * count)
         values = self.memory.take(offsets, size, count)
         return values, self._poison(group, offsets, size, count)
 
@@ -113,9 +132,14 @@ class SharedMemory(Space):
         poison: Array | None,
         size: int,
         count: int = 1,
+        *,
+        strong: bool = False,
     ) -> None:
         if self.races is not None:
-            self.races.write(group, offsets, size * count)
+            if strong:
+                self.races.strong(group, offsets, size * count, reads=False, writes=True)
+            else:
+                self.races.write(group, offsets, size * count)
         super().put(group, offsets, values, poison, size, count)
 
     def hold(self, pieces: Array) -> None:
@@ -128,8 +152,33 @@ class SharedMemory(Space):
         self.held[pieces] -= 1
         self.reads_in_flight -= 1
 
+    def protect(self, offset: int) -> None:
+        """Notes that a barrier object is at an offset: only its own instructions may go there."""
+        self._objects[offset // _OBJECT] = True
+        self._object_count += 1
+
+    def unprotect(self, offset: int) -> None:
+        """The reverse."""
+        self._objects[offset // _OBJECT] = False
+        self._object_count -= 1
+
+    def holds_object(self, pieces: Array) -> bool:
+        """Whether a barrier object is in one of some pieces of 16 bytes."""
+        if not self._object_count:
+            return False
+        return bool(self._objects.reshape(-1, PIECE // _OBJECT)[pieces].any())
+
+    def repeated(self, offsets: Array, size: int) -> Array:
+        """Which of some writes [n] of a size, that begin together, go where another one goes."""
+        self._claims[offsets // size] = np.arange(len(offsets))
+        found: Array = self._claims[offsets // size] != np.arange(len(offsets))
+        return found
+
     def mark_pending(self, offsets: Array, size: int) -> None:
-        """Notes that asynchronous writes to some offsets [n] have begun: they are undefined now."""
+        """Notes that asynchronous writes to some offsets [n] have begun: they are undefined now.
+
+        They are different ones, and no write to them is under way.
+        """
         assert self.shadow is not None
         self.in_flight += len(offsets)
         for marks in (self._pending, self.shadow):

@@ -87,6 +87,8 @@ class TensorPipe:
             barriers: offsets of barrier objects in shared memory.
             pc: the step of the instruction.
         """
+        for offset in barriers:
+            self._machine.mbarriers.require_ready(offset, row, lane)
         own = [
             place
             for place, operation in enumerate(self._waiting.get(pipe, ()))

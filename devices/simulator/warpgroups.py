@@ -16,6 +16,7 @@ from .accumulators import (
     from_registers,
     number_of,
 )
+from .copies import Copies
 from .errors import (
     AsyncHazardError,
     DivergenceError,
@@ -25,7 +26,6 @@ from .errors import (
 from .groups import WARP, Array, Group, Lanes
 from .memory import fault
 from .proxies import WARPGROUP
-from .ptx_syntax import FloatBits, Instruction, Integer, Operand, Register, Vector
 from .registers import RegisterFile
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Warpgroups:
         per_cta = -(-machine.shape.cta_warps // WARPGROUP)
         self._number: Array = machine.row_cta * per_cta + machine.row_warp // WARPGROUP
         self._whole = machine.row_warp // WARPGROUP < machine.shape.cta_warps // WARPGROUP
-        self._copies = _Copies(machine)
+        self._copies = Copies(machine, PRODUCT)
         machine.meetings.others.append(self.waiting)
         self.reset()
 
@@ -98,7 +98,7 @@ class Warpgroups:
             found |= lanes
         return found
 
-    def gather(self, group: Group, pc: int) -> Group | None:
+    def gather(self, group: Group, pc: int, opcode: str = PRODUCT) -> Group | None:
         """The complete warpgroups among warps at a step; the other warps wait there.
 
         Raises:
@@ -112,7 +112,7 @@ class Warpgroups:
         dead = ~machine.live.any(axis=1)
         lonely |= np.isin(number, self._number[dead & machine.exists.any(axis=1)])
         if lonely.any():
-            told = f"{PRODUCT} needs the four warps of a warpgroup, some of which are not there"
+            told = f"{opcode} needs the four warps of a warpgroup, some of which are not there"
             raise fault(DivergenceError, told, group, np.repeat(lonely[:, None], WARP, 1))
         lanes = group.lanes | self._at.pop(pc, np.zeros_like(machine.live))
         there = np.bincount(self._number[lanes.any(axis=1)], minlength=self._number[-1] + 1)
@@ -393,73 +393,3 @@ def _poison(file: RegisterFile, group: Group) -> Array | None:
         return None
     found: Array = file.poison[group.rows]
     return found if found.any() else None
-
-
-class _Copies:
-    """Which registers of products are copied to others, and which constants they are given.
-
-    Attributes:
-        watched: registers of A and D of all products, and those that they are copied from.
-        constants: of each register.
-    """
-
-    def __init__(self, machine: "Machine") -> None:
-        self._machine = machine
-        self._from: dict[str, set[str]] = {}
-        self._to: dict[str, set[str]] = {}
-        self.constants: dict[str, set[int]] = {}
-        self._registers: dict[str, Register] = {}
-        wanted: set[str] = set()
-        for instruction in machine.program.instructions:
-            if instruction.opcode.startswith("mov."):
-                self._note_copy(instruction)
-            elif instruction.opcode.startswith(PRODUCT):
-                for operand in instruction.operands[:2]:
-                    wanted |= self._names(operand)
-        for name in list(wanted):
-            wanted |= self._reach(name, self._from)
-        self.watched = [machine.register(self._registers[name]) for name in sorted(wanted)]
-        self._targets: dict[str, list[RegisterFile]] = {}
-
-    def sources(self, name: str) -> set[str]:
-        """The registers that may be copied to one."""
-        return self._reach(name, self._from)
-
-    def targets(self, name: str) -> list[RegisterFile]:
-        """The registers that one may be copied to."""
-        found = self._targets.get(name)
-        if found is None:
-            names = sorted(self._reach(name, self._to))
-            found = [self._machine.register(self._registers[n]) for n in names]
-            self._targets[name] = found
-        return found
-
-    def _note_copy(self, instruction: Instruction) -> None:
-        to, source = instruction.operands[:2]
-        if not isinstance(to, Register):
-            return
-        if isinstance(source, Register):
-            self._registers[to.name], self._registers[source.name] = to, source
-            self._from.setdefault(to.name, set()).add(source.name)
-            self._to.setdefault(source.name, set()).add(to.name)
-        elif isinstance(source, Integer):
-            self.constants.setdefault(to.name, set()).add(source.value & 0xFFFFFFFF)
-        elif isinstance(source, FloatBits):
-            self.constants.setdefault(to.name, set()).add(source.bits & 0xFFFFFFFF)
-
-    def _names(self, operand: Operand) -> set[str]:
-        items = operand.items if isinstance(operand, Vector) else ()
-        found = {item.name: item for item in items if isinstance(item, Register)}
-        self._registers.update(found)
-        return set(found)
-
-    @staticmethod
-    def _reach(name: str, steps: dict[str, set[str]]) -> set[str]:
-        found: set[str] = set()
-        left = [name]
-        while left:
-            for other in steps.get(left.pop(), ()):
-                if other not in found and other != name:
-                    found.add(other)
-                    left.append(other)
-        return found

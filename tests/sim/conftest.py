@@ -50,11 +50,11 @@ def launch(
     return kernel
 
 
-def kernel(body: str, parameters: int, declarations: str = "") -> str:
+def kernel(body: str, parameters: int, declarations: str = "", *, target: str = "sm_100a") -> str:
     """A kernel `test` around a body; its parameters are `p0`, `p1`, ... of 64 bits."""
     params = ",\n".join(f"  .param .u64 p{i}" for i in range(parameters))
     return (
-        f".version 9.4\n.target sm_100a\n.address_size 64\n{declarations}\n"
+        f".version 9.4\n.target {target}\n.address_size 64\n{declarations}\n"
         f".visible .entry test(\n{params}\n)\n{{\n{body}\n  ret;\n}}\n"
     )
 
@@ -62,12 +62,20 @@ def kernel(body: str, parameters: int, declarations: str = "") -> str:
 @pytest.fixture
 def run_ptx() -> Callable[..., Any]:
     """`launch`, for tests that write their own kernels."""
-    return lambda body, buffers, *, declarations="", scalars=(), **options: launch(
-        kernel(body, len(buffers) + len(scalars), declarations),
-        buffers,
-        scalars=scalars,
-        **options,
-    )
+
+    def run(
+        body: str,
+        buffers: Mapping[str, np.ndarray],
+        *,
+        declarations: str = "",
+        scalars: tuple[int, ...] = (),
+        target: str = "sm_100a",
+        **options: Any,
+    ) -> Any:
+        text = kernel(body, len(buffers) + len(scalars), declarations, target=target)
+        return launch(text, buffers, scalars=scalars, **options)
+
+    return run
 
 
 @pytest.fixture

@@ -74,9 +74,9 @@ extern "C" __global__ void __launch_bounds__(128) test(
     u32 value;
     asm volatile("tcgen05.ld.sync.aligned.32x32b.x1.b32 {%0}, [%1];"
                  : "=r"(value) : "r"(own + i) : "memory");
+    asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");
     out[i] = value & MASK;
   }
-  asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");
   fence_before();
   CLUSTER
   if (warp == 0) {

@@ -256,7 +256,7 @@ def test_ctas_count_themselves_in_global_memory(run_ptx: Callable[..., Any], see
       setp.eq.u32 q, v, w; selp.b32 v, 1, 0, q; st.shared.u32 [s], v;
     NEXT:
       bar.sync 0; ld.shared.u32 v, [s]; setp.ne.u32 q, v, 1; @q exit;
-      mov.u32 n, 0; mov.u32 m, 0;
+      membar.gl; mov.u32 n, 0; mov.u32 m, 0;
     LOOP:
       mad.lo.u32 v, n, 32, t; mad.wide.u32 g, v, 4, part; ld.global.cg.u32 w, [g];
       add.u32 m, m, w; add.u32 n, n, 1; setp.lt.u32 q, n, k; @q bra LOOP;

@@ -1,10 +1,13 @@
 """Control flow: threads diverge and come together, whatever the graph looks like."""
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+
+errors = importlib.import_module("humming.devices.simulator.errors")
 
 SEEDS = [None, 1, 2, 3]
 
@@ -260,3 +263,24 @@ def test_special_registers_say_who_runs(run_ptx: Callable[..., Any]) -> None:
     assert (out[..., 1] == thread // 32).all()
     assert (out[..., 2] == 2 ** (thread % 32) - 1).all()
     assert (out[..., 3] == 3).all()
+
+
+UNIFORM = """
+  .reg .b32 t, v; .reg .pred p; mov.u32 t, %tid.x; and.b32 v, t, {mask}; setp.ne.u32 p, v, 0;
+"""
+TABLE = "shr.u32 v, v, 4; T: .branchtargets A, B; brx.idx.uni v, T; A: B:"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("branch", ["@p bra.uni END; END:", "@!p ret.uni;", TABLE])
+def test_branches_that_are_marked_uniform(
+    run_ptx: Callable[..., Any], branch: str, seed: Any
+) -> None:
+    """PTX ISA 9.7.12.3: all threads of a warp agree; warps need not."""
+    warps = UNIFORM.format(mask=32) + branch.replace("v, 4;", "v, 5;")
+    run_ptx(warps, {}, block=64, seed=seed)
+    with pytest.raises(errors.UndefinedBehaviorError, match="marked uniform") as caught:
+        run_ptx(UNIFORM.format(mask=16) + branch, {}, block=64, seed=seed)
+    where = caught.value.where
+    assert ".uni" in where.text
+    assert None not in (where.cta, where.warp, where.lane)

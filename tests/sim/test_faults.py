@@ -135,7 +135,8 @@ def test_shared_variables_do_not_run_into_each_other(fault: Any) -> None:
     fault(
         "BoundsError",
         "lies in no variable",
-        body + "st.shared.v4.u32 [s+1016], {t, t, t, t};".replace("1016", "1024"),
+        body + "st.shared.v4.u32 [s+1024], {t, t, t, t};",
+        block=1,
     )
 
 
@@ -176,7 +177,7 @@ def test_copied_data_arrive_with_the_wait(run_ptx: Any) -> None:
         + """
       cp.async.wait_group 0; bar.sync 0;
       xor.b32 w, t, 33; mov.u32 s, tile; mad.lo.u32 s, w, 16, s;
-      ld.shared.u32 v, [s+8]; st.global.u32 [base], v;
+      ld.shared.u32 v, [s+8];
       mad.wide.u32 at, t, 4, base; st.global.u32 [at], v;
     """
     )
@@ -365,7 +366,10 @@ def test_barrier_count_that_is_no_multiple_of_32(fault: Any) -> None:
 
 
 def test_arrival_left_over_at_the_end(fault: Any) -> None:
-    fault("BarrierError", "ends with 32 of 64", "setp.ge.u32 p, t, 32; @p exit; bar.arrive 1, 64;")
+    body = "setp.lt.u32 p, t, 32; @p exit; bar.arrive 1, 64;"
+    where = fault("BarrierError", "ends with 32 of 64", body).where
+    assert "bar.arrive" in where.text
+    assert (where.cta, where.warp, where.lane) == ((0, 0, 0), 1, 0)
 
 
 def test_deadlock_lists_who_waits_for_what(fault: Any) -> None:

@@ -533,7 +533,7 @@ def test_forms_that_do_not_exist(run_ptx: Any, opcode: str, what: str) -> None:
     ).replace("setp.ge.u32 p, i, 1", "setp.ge.u32 p, i, 0")
     arrays = {name: aligned((128, 4), np.float32) for name in ("out", "before", "a", "b")}
     with pytest.raises(errors.UnknownInstructionError, match=what):
-        run_ptx(body, arrays, scalars=(0, 0, 1), block=128)
+        run_ptx(body, arrays, scalars=(0, 0, 1), block=128, target="sm_90a")
 
 
 def test_accumulators_that_are_copied_in_flight(run_ptx: Any, rng: np.random.Generator) -> None:
@@ -557,6 +557,7 @@ def test_accumulators_that_are_copied_in_flight(run_ptx: Any, rng: np.random.Gen
     left, right = (wm.k_major(wm.packed(m, "bf16"), "none") for m in (a, b))
     out, before = aligned((128, 4), np.float32), aligned((128, 4), np.float32)
     arrays = {"out": out, "before": before, "a": placed(left.image), "b": placed(right.image)}
-    run_ptx(body, arrays, scalars=(left.descriptor, right.descriptor, 1), block=128)
+    scalars = (left.descriptor, right.descriptor, 1)
+    run_ptx(body, arrays, scalars=scalars, block=128, target="sm_90a")
     exact = 2 * (wm.values_of(a, "bf16") @ wm.values_of(b, "bf16").T)
     np.testing.assert_allclose(wm.accumulator(out, False), exact, atol=1e-4)

@@ -1,6 +1,7 @@
 """Composed kernels, as NVRTC compiles them for T4, A100 and H200, against a float64 reference."""
 
 import importlib
+import re
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -153,6 +154,23 @@ def test_a_wait_for_too_few_groups_is_found() -> None:
     wait = next(line for line in product.ptx().splitlines() if "cp.async.wait_group" in line)
     product.edit = lambda text: text.replace(wait.strip(), "cp.async.wait_group 7;", 1)
     with pytest.raises(errors.AsyncHazardError, match="may still write"):
+        product.run()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_missing_fence_between_ctas_is_found(which: int) -> None:
+    """Split-K: a fence ahead of the count of CTAs, and one behind it."""
+    product = Product("int4_g128 x fp16", "a100", 9, 64, 4096)
+    assert product.plan.tile.split_k > 1
+    product.check()
+
+    def edit(text: str) -> str:
+        fences = [match.span() for match in re.finditer(r"membar\.gl;", text)]
+        start, end = fences[which]
+        return text[:start] + text[end:]
+
+    product.edit = edit
+    with pytest.raises(errors.RaceError, match="another CTA has written"):
         product.run()
 
 

@@ -1,5 +1,6 @@
 """Tensor memory: allocation, loads, stores and copies (PTX ISA 9.7.16.7-9)."""
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -138,6 +139,40 @@ def test_stores_are_the_reverse(rng: Any, shape: str, number: int, registers: in
             thread = 32 * warp + LANE
             want[32 * warp + lane, column] = 77 + 1000 * thread + register
     assert (out == want).all()
+
+
+LOAD = f"tcgen05.ld.sync.aligned.32x32b.x4.b32 {vector(0, 4)}, [own];"
+
+
+def _loaded(between: str, behind: str = "") -> np.ndarray:
+    body = f"{filling(4)} {LOAD} {between} tcgen05.wait::ld.sync.aligned; {behind}"
+    given = np.arange(512, dtype=np.uint32).reshape(128, 4)
+    return run(body + writing(4), given, np.zeros((128, 4), np.uint32))
+
+
+@pytest.mark.parametrize(
+    ("between", "kind", "match"),
+    [
+        ("ld.param.u64 at, [p1]; st.global.u32 [at], r1;", "PoisonError", "undefined value"),
+        ("setp.eq.u32 first, r1, 0; @first bra early; early:", "PoisonError", "decides what runs"),
+        ("mov.u32 r2, 5;", "AsyncHazardError", "r2 of tcgen05.ld has been written before"),
+        ("add.u32 r2, r2, 1;", "AsyncHazardError", "r2 of tcgen05.ld has been written before"),
+        (LOAD, "AsyncHazardError", "r0 of tcgen05.ld has been written before"),
+    ],
+)
+def test_registers_of_a_load_arrive_with_the_wait(between: str, kind: str, match: str) -> None:
+    """9.7.16.6.4: until then they are neither read nor written."""
+    errors = importlib.import_module("humming.devices.simulator.errors")
+    with pytest.raises(getattr(errors, kind), match=match) as caught:
+        _loaded(between)
+    assert (caught.value.where.cta, caught.value.where.warp) == ((0, 0, 0), 0)
+    assert caught.value.where.lane == 0
+
+
+def test_compilers_copy_registers_of_a_load() -> None:
+    want = np.arange(512, dtype=np.uint32).reshape(128, 4)
+    assert (_loaded("mov.u32 r100, r1;", "mov.u32 r1, r100;") == want).all()
+    assert (_loaded("mov.u32 r100, r1; mov.u32 r1, 0;", "mov.u32 r1, r100;") == want).all()
 
 
 @pytest.mark.parametrize(("shape", "registers"), [("32x32b", 4), ("16x256b", 4), ("16x64b", 1)])

@@ -101,6 +101,7 @@ def multiply(
         {"out": out, "before": placed(before), "a": placed(image), "b": placed(b.image)},
         scalars=(first, b.descriptor + (b_step >> 4), scale),
         block=128,
+        target="sm_90a",
     )
     return wm.accumulator(before, half), wm.accumulator(out, half)
 
@@ -302,8 +303,8 @@ PIPELINE = (
     MAINLOOP
     + r"""
 constexpr int STAGES = 3;
-extern "C" __global__ void test(const __grid_constant__ Map ma, const __grid_constant__ Map mb,
-                                float* out, u32 steps) {
+extern "C" __global__ void __launch_bounds__(384) test(
+    const __grid_constant__ Map ma, const __grid_constant__ Map mb, float* out, u32 steps) {
   __shared__ alignas(1024) u8 a[STAGES][2][64 * 128];
   __shared__ alignas(1024) u8 b[STAGES][32 * 128];
   __shared__ u64 full[STAGES], empty[STAGES];

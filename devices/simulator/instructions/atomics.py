@@ -13,6 +13,7 @@ from ..decoder import Decoder, Step, instruction
 from ..errors import PoisonError
 from ..global_memory import GlobalMemory
 from ..groups import Array, Group
+from ..locations import RELEASES, Released, released
 from ..memory import SHARED_WINDOW, fault, window_of
 from ..ptx_syntax import TYPE_BITS
 from ..shared_memory import SharedMemory
@@ -84,6 +85,7 @@ def _build(d: Decoder, targets: list[Any], first: int) -> Step:
     function = _function(operation, kind)
     dtype = np.dtype(seconds[0].dtype)
     machine = d.machine
+    polls = bool(targets) and d.in_loop
 
     def step(group: Group) -> None:
         at = addresses.read(group)
@@ -100,8 +102,13 @@ def _build(d: Decoder, targets: list[Any], first: int) -> Step:
                 cluster = access.space in ("", "shared::cluster")
                 offsets = space.place(part, inner, size * count, True, cluster)
                 space.check_settled(part, offsets, size * count, "an atomic operation on")
+                if machine.races is not None:
+                    machine.races.strong(part, offsets, size * count, reads=True, writes=True)
             else:
                 offsets = space.locate(part, inner, size * count, True)
+                if space.order is not None:
+                    space.order.write(part, inner, size * count, strong=True)
+            order = _order(space, offsets if space is machine.shared else inner)
             undefined = space._poison(part, offsets, size * count, 1)
             if undefined is not None:
                 bad = undefined != 0 if undefined.ndim == 2 else (undefined != 0).any(axis=-1)
@@ -118,9 +125,33 @@ def _build(d: Decoder, targets: list[Any], first: int) -> Step:
                     before = cell[place]
                     old[own, lane, place] = before
                     cell[place] = function(before, operands[place][own, lane], swap[own, lane])
+                if order is not None:
+                    order(int(part.index[row]), row, lane)
         machine.progress += 1
+        if polls:
+            machine.schedule.yield_soon()
         for place, target in enumerate(targets):
             target.put(group, old[..., place])
+
+    def _order(space: Any, places: Array) -> Callable[[int, int, int], None] | None:
+        """Passes on, and takes, what the operations of a thread order."""
+        races = machine.races
+        if races is None or machine.memory.order is None:
+            return None
+        shared = space is machine.shared
+        locations = machine.locations if shared else machine.memory.order.locations
+
+        known: dict[int, Released | None] = {}
+
+        def order(warp: int, row: int, lane: int) -> None:
+            place = int(places[row, lane])
+            locations.has_read(races, warp, place, access.semantics, access.far)
+            # What a fence covers stays the same from one thread of the warp to the next.
+            if warp not in known or access.semantics in RELEASES:
+                known[warp] = released(races, warp, access.semantics, access.far)
+            locations.put(place, known[warp], adds=True)
+
+        return order
 
     def _spaces(group: Group, at: Array) -> list[tuple[Group, Array, Any, Array]]:
         everyone = np.arange(len(group))

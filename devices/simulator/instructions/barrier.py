@@ -54,7 +54,11 @@ def barrier_sync(d: Decoder) -> Step:
 def _together(d: Decoder, build: Any) -> Step:
     """Adds the meeting of a warp's threads: barriers count whole warps."""
     d.modifiers.flag("aligned")
-    step: Step = build(d)
+    return together_live(d, build(d))
+
+
+def together_live(d: Decoder, step: Step) -> Step:
+    """A step that the living threads of a warp execute together."""
     machine, pc, text = d.machine, d.pc, d.opcode
 
     def together(group: Group) -> int | None:
@@ -157,23 +161,31 @@ def _reduce(d: Decoder) -> Step:
 @instruction("barrier.cluster.arrive")
 def cluster_arrive(d: Decoder) -> Step:
     """PTX ISA 9.7.13.3."""
-    d.modifiers.ignore("release", "relaxed", "aligned")
+    relaxed = d.modifiers.flag("relaxed")
+    d.modifiers.ignore("release")
+    aligned = d.modifiers.flag("aligned")
     d.expect(0)
     machine = d.machine
 
     def step(group: Group) -> None:
-        machine.cluster_barrier.arrive(group)
+        machine.mbarriers.publish(group.index)
+        machine.cluster_barrier.arrive(group, relaxed=relaxed)
 
-    return step
+    return together_live(d, step) if aligned else step
 
 
 @instruction("barrier.cluster.wait")
 def cluster_wait(d: Decoder) -> Step:
     """PTX ISA 9.7.13.3."""
-    d.modifiers.ignore("acquire", "aligned")
+    d.modifiers.ignore("acquire")
+    aligned = d.modifiers.flag("aligned")
     d.expect(0)
     machine, pc = d.machine, d.pc
-    return lambda group: machine.cluster_barrier.wait(group, pc)
+
+    def step(group: Group) -> int | None:
+        return machine.cluster_barrier.wait(group, pc)
+
+    return together_live(d, step) if aligned else step
 
 
 # -- barrier objects ------------------------------------------------------------------------------
@@ -184,7 +196,8 @@ class _Object:
 
     def __init__(self, d: Decoder, operand: int, default: str = "") -> None:
         space = d.modifiers.one_of("shared", "shared::cta", "shared::cluster", default=default)
-        d.modifiers.ignore("cta", "cluster", "acquire", "release", "relaxed")
+        self.relaxed = d.modifiers.flag("relaxed")
+        d.modifiers.ignore("cta", "cluster", "acquire", "release")
         self._addresses = shared_addresses(d, operand, space == "")
         self._cluster = space == "shared::cluster"
         self._shared = d.machine.shared
@@ -251,7 +264,7 @@ def mbarrier_bytes(d: Decoder) -> Step:
 def mbarrier_arrive(d: Decoder) -> Step:
     """PTX ISA 9.7.13.15.13-14."""
     expects = d.modifiers.flag("expect_tx")
-    d.modifiers.flag("noComplete")
+    completes = not d.modifiers.flag("noComplete")
     drops = d.opcode.endswith("drop")
     has_state = not hasattr(d.operands[0], "base")
     place = _Object(d, 1 if has_state else 0)
@@ -269,7 +282,9 @@ def mbarrier_arrive(d: Decoder) -> Step:
         if expects:
             machine.mbarriers.expect(group, offsets, counts)
             counts = np.uint32(1)
-        states = machine.mbarriers.arrive(group, offsets, counts, drop=drops)
+        states = machine.mbarriers.arrive(
+            group, offsets, counts, drop=drops, relaxed=place.relaxed, completes=completes
+        )
         if target is not None:
             target.put(group, states)
 
@@ -293,9 +308,9 @@ def mbarrier_wait(d: Decoder) -> Step:
         value = require_defined(asked, group, "the phase")
         mbarriers = machine.mbarriers
         if by_parity:
-            done = mbarriers.completed(group, offsets, value, None)
+            done = mbarriers.completed(group, offsets, value, None, relaxed=place.relaxed)
         else:
-            done = mbarriers.completed(group, offsets, None, value)
+            done = mbarriers.completed(group, offsets, None, value, relaxed=place.relaxed)
         active = group.active()
         lacking = active & ~done
         if not lacking.any():

@@ -12,7 +12,6 @@ from ..memory import fault
 from ..operands import Source
 from .data import require_defined
 from .matrix import operand_values, stacked
-from .targets import require_target
 
 _KINDS = {
     # kind -> K, bits of an element in the register, scale vector sizes
@@ -70,7 +69,6 @@ def _same(source: Source, group: Group, what: str) -> int:
 @instruction(*_OPCODES, together="warp")
 def multiply_scaled(d: Decoder) -> Step:
     """PTX ISA 9.7.14.5.14: D = (A * scales of A) (B * scales of B) + C."""
-    require_target(d, "120a", "120f", "121a", "121f")
     modifiers = d.modifiers
     kind = d.opcode.partition("kind::")[2]
     k, bits, sizes = _KINDS[kind]

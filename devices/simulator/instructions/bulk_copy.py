@@ -16,6 +16,8 @@ from ..parts import part_of
 from ..ptx_syntax import Integer, Operand
 from ..ranges import (
     Thread,
+    begin_global_read,
+    begin_global_write,
     begin_read,
     begin_write,
     check_global,
@@ -30,6 +32,7 @@ from ..ranges import (
     threads_of,
     undefined_in,
 )
+from ..ranges_of_bytes import Ranges
 from ..shared_memory import PIECE
 from .data import require_defined
 
@@ -155,13 +158,19 @@ def bulk_copy(d: Decoder) -> Step:
             for offset, barrier in places(row, thread, size, PIECE):
                 pieces = pieces_of(offset, size)
                 begin_write(machine, thread, pieces)
-                arrivals.add(thread, pc, barrier, size, pieces, _load(machine, pieces, start, size))
+                finish = _load(machine, thread, pieces, start, size)
+                arrivals.add(thread, pc, barrier, size, pieces, finish)
 
     return step
 
 
-def _load(machine: Machine, pieces: Array, start: int, size: int) -> Callable[[], None]:
+def _load(
+    machine: Machine, thread: Thread, pieces: Array, start: int, size: int
+) -> Callable[[], None]:
+    end = begin_global_read(machine, thread, Ranges(np.array([start]), size))
+
     def finish() -> None:
+        end()
         data, poison = global_bytes(machine, start, size)
         deliver_pieces(machine, pieces, data, poison)
 
@@ -265,11 +274,18 @@ def _store(
     kind: str,
 ) -> Outgoing:
     taken: list[Array] = []
+    # What a mask leaves alone may be anyone's, and is not followed.
+    done = None
+    if kept.all():
+        where = Ranges(np.array([to]), PIECE * len(pieces))
+        done = begin_global_write(machine, thread, where, combines=bool(operation))
 
     def read() -> None:
         taken.append(shared_bytes(machine, pieces).copy())
 
     def write() -> None:
+        if done is not None:
+            done()
         data = taken[0]
         old = global_bytes(machine, to, data.size)[0]
         if operation:

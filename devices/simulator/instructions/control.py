@@ -1,10 +1,8 @@
 """Control flow and what has no effect on values (PTX ISA 9.7.12, 9.7.13.13, 9.7.19)."""
 
-from typing import Any
-
 import numpy as np
 
-from ..decoder import STOP, Decoder, Step, instruction
+from ..decoder import STOP, Decoder, Step, instruction, require_agreement
 from ..errors import PoisonError, TrapError, UndefinedBehaviorError
 from ..groups import Group
 from ..memory import fault
@@ -14,38 +12,19 @@ from ..ptx_syntax import Label, Symbol, Vector
 @instruction("bra")
 def branch(d: Decoder) -> Step:
     """PTX ISA 9.7.12.3: threads with the predicate go to the label, the others on."""
-    uniform = d.modifiers.flag("uni")
+    d.modifiers.flag("uni")
     d.expect(1)
     label = d.operands[0]
     if not isinstance(label, Label):
         d.refuse("a branch to something that is no label")
-    machine, after = d.machine, d.pc + 1
-    target = machine.step_of[label.index]
-    guard = d.instruction.guard
-    if guard is None:
-        return lambda group: target
-    taken = d.predicate(guard.register, guard.negated)
-
-    def step(group: Group) -> int | None:
-        action = machine.branch(target, after, group, taken(group))
-        if uniform and action == STOP and _disagrees(group, taken(group)):
-            told = "threads of a warp disagree at a branch that is marked uniform"
-            raise fault(UndefinedBehaviorError, told, group, group.active())
-        return action
-
-    return step
-
-
-def _disagrees(group: Group, taken: Any) -> bool:
-    active = group.active()
-    some, every = (taken & active).any(axis=1), (taken | ~active).all(axis=1)
-    return bool((some & ~every).any())
+    target = d.machine.step_of[label.index]
+    return lambda group: target
 
 
 @instruction("brx.idx")
 def branch_indexed(d: Decoder) -> Step:
     """PTX ISA 9.7.12.4: to a label of a table, by its number."""
-    d.modifiers.flag("uni")
+    uniform = d.modifiers.flag("uni")
     d.expect(2)
     table = d.operands[1]
     if not isinstance(table, Vector):
@@ -67,8 +46,12 @@ def branch_indexed(d: Decoder) -> Step:
         used = np.unique(chosen[group.active()])
         if len(used) == 1:
             return targets[int(used[0])]
+        active = group.active()
         for number in used:
-            machine.put(targets[int(number)], group.spread(chosen == number))
+            own = (chosen == number) & active
+            if uniform:
+                require_agreement(group, own, active & ~own)
+            machine.put(targets[int(number)], group.spread(own))
         return STOP
 
     return step
@@ -151,10 +134,18 @@ def sleep(d: Decoder) -> Step:
 
 @instruction("griddepcontrol")
 def grid_dependency(d: Decoder) -> Step:
-    """PTX ISA 9.7.13.13: grids run one after the other here, so there is nothing to wait for."""
-    d.modifiers.one_of("launch_dependents", "wait")
+    """PTX ISA 9.7.13.13: grids run one after the other here; what must be waited for is checked."""
+    waits = d.modifiers.one_of("launch_dependents", "wait") == "wait"
     d.expect(0)
-    return nothing
+    memory = d.machine.memory
+    if not waits:
+        return nothing
+
+    def step(group: Group) -> None:
+        if memory.order is not None:
+            memory.order.wait(group)
+
+    return step
 
 
 @instruction("pmevent")
@@ -171,14 +162,25 @@ def nothing(group: Group) -> int | None:
 
 @instruction("membar", "fence")
 def fence(d: Decoder) -> Step:
-    """PTX ISA 9.7.13.4: memory is sequentially consistent here; order between proxies is apart."""
-    d.modifiers.ignore(
-        "sc", "acq_rel", "acquire", "release", "cta", "cluster", "gpu", "sys", "gl", "mbarrier_init"
-    )
+    """PTX ISA 9.7.13.4: values are sequentially consistent here, and what a fence promises is not.
+
+    A fence of one thread counts for its warp.
+    """
+    for_objects = d.modifiers.flag("mbarrier_init")
+    far = bool({"gpu", "sys", "gl"} & set(d.modifiers.left))
+    d.modifiers.ignore("sc", "acq_rel", "acquire", "release", "cta", "cluster", "gpu", "sys", "gl")
     d.modifiers.ignore_prefixes("sync_restrict::")
     if "proxy" in d.modifiers.left:
         return _proxy_fence(d)
-    return nothing
+    machine = d.machine
+
+    def step(group: Group) -> None:
+        if for_objects:
+            machine.mbarriers.publish(group.index)
+        elif machine.races is not None:
+            machine.races.fence(group.index, far)
+
+    return step
 
 
 def _proxy_fence(d: Decoder) -> Step:
@@ -193,14 +195,4 @@ def hint(d: Decoder) -> Step:
     """PTX ISA 9.7.9.14-17: hints to caches."""
     d.modifiers.ignore("global", "local", "L1", "L2")
     d.modifiers.ignore_prefixes("L2::", "L1::", "tensormap", "const", "param")
-    return nothing
-
-
-@instruction("setmaxnreg", together="warp")
-def set_registers(d: Decoder) -> Step:
-    """PTX ISA 9.7.19.5: how many registers a thread has is not simulated."""
-    d.modifiers.one_of("inc", "dec")
-    d.modifiers.one_of("sync")
-    d.modifiers.one_of("aligned")
-    d.modifiers.one_of("u32")
     return nothing

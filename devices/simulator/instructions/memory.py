@@ -22,7 +22,7 @@ _SPACES = (
     "param::func",
     "const",
 )
-_STRONG = ("volatile", "relaxed", "acquire", "release", "mmio")
+_STRONG = ("volatile", "relaxed", "acquire", "release", "acq_rel", "mmio")
 _TYPES = tuple(kind for kind in TYPE_BITS if kind != "pred")
 
 
@@ -31,13 +31,17 @@ class Access:
 
     Attributes:
         space: the state space by name; "" is generic.
+        semantics: `relaxed`, `acquire` and so on; "" is weak.
         strong: whether it takes part in the order between threads.
+        far: whether its scope is more than the CTA or cluster.
     """
 
     def __init__(self, d: Decoder) -> None:
         modifiers = d.modifiers
         self.space = modifiers.one_of(*_SPACES, default="")
-        self.strong = modifiers.one_of(*_STRONG, default="") != ""
+        self.semantics = modifiers.one_of(*_STRONG, default="")
+        self.strong = self.semantics != ""
+        self.far = not {"cta", "cluster"} & set(modifiers.left)
         modifiers.ignore("weak", "cta", "cluster", "gpu", "sys")
         modifiers.ignore("nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "unified")
         modifiers.ignore_prefixes("L1::", "L2::")
@@ -54,6 +58,10 @@ class Access:
         where, addresses = space
         if where is self.machine.shared:
             return self._load_shared(group, addresses, size, count)
+        if self.strong and where is self.machine.memory:
+            found = self.machine.memory.load(group, addresses, size, count, strong=True)
+            self.order(group, addresses, where, reads=True)
+            return found
         return where.load(group, addresses, size, count)
 
     def store(
@@ -83,16 +91,57 @@ class Access:
             shared = self.machine.shared
             offsets = shared.place(group, addresses, size * count, True, True)
             shared.check_settled(group, offsets, size * count, "a store to")
-            shared.put(group, offsets, values, poison, size, count)
+            self._put_shared(group, offsets, values, poison, size, count)
+            return
+        if self.strong and where is self.machine.shared:
+            offsets = where.locate(group, addresses, size * count, True)
+            self._put_shared(group, offsets, values, poison, size, count)
+            return
+        if self.strong and where is self.machine.memory:
+            self.machine.memory.store(group, addresses, values, poison, size, count, strong=True)
+            self.order(group, addresses, where, reads=False)
             return
         where.store(group, addresses, values, poison, size, count)
+
+    def order(self, group: Group, places: Array, where: Space, *, reads: bool) -> None:
+        """Passes on, or takes, what strong operations order by the places that they access."""
+        machine = self.machine
+        races, memory = machine.races, machine.memory
+        if races is None or memory.order is None:
+            return
+        locations = memory.order.locations if where is memory else machine.locations
+        done = locations.has_read if reads else locations.wrote
+        seen = set()
+        for row, lane in np.argwhere(group.active()).tolist():
+            pair = int(group.index[row]), int(places[row, lane])
+            if pair not in seen:
+                seen.add(pair)
+                done(races, *pair, self.semantics, self.far)
+
+    def _put_shared(
+        self,
+        group: Group,
+        offsets: Array,
+        values: Array,
+        poison: Array | None,
+        size: int,
+        count: int,
+    ) -> None:
+        shared = self.machine.shared
+        shared.put(group, offsets, values, poison, size, count, strong=self.strong)
+        if self.strong:
+            self.order(group, offsets, shared, reads=False)
 
     def _load_shared(
         self, group: Group, addresses: Array, size: int, count: int
     ) -> tuple[Array, Array | None]:
         shared = self.machine.shared
         cluster = self.space in ("", "shared::cluster")
-        return shared.load(group, addresses, size, count, strong=self.strong, cluster=cluster)
+        found = shared.load(group, addresses, size, count, strong=self.strong, cluster=cluster)
+        if self.strong:
+            offsets = shared.place(group, addresses, size * count, False, cluster)
+            self.order(group, offsets, shared, reads=True)
+        return found
 
     def _space(self, group: Group, addresses: Array) -> tuple[Space, Array] | None:
         """The space of all active threads' addresses, with them; None if there are several."""
@@ -164,12 +213,15 @@ def load(d: Decoder) -> Step:
     frame = _frame_offset(machine, address)
     addresses = d.address(1)
     signed = np.dtype(f"i{size}") if kind[0] == "s" else None
+    polls = access.strong and d.in_loop
 
     def step(group: Group) -> None:
         if frame is None:
             values, bad = access.load(group, addresses.read(group), size, access.count)
         else:
             values, bad = machine.frames.load(group, addresses.read(group), size, access.count)
+        if polls:
+            machine.schedule.yield_soon()
         if signed is not None:
             values = values.view(signed)
         if access.count == 1:

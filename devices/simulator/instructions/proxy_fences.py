@@ -7,7 +7,7 @@ from .control import nothing
 
 @instruction("fence.proxy.async", "fence.proxy.async::generic")
 def async_fence(d: Decoder) -> Step:
-    """Makes stores to shared memory that have happened before visible to the async proxy."""
+    """Makes stores that have happened before visible to the async proxy."""
     modifiers = d.modifiers
     one_way = modifiers.one_of("acquire", "release", default="")
     modifiers.ignore_prefixes("sync_restrict::")
@@ -15,10 +15,15 @@ def async_fence(d: Decoder) -> Step:
     space = modifiers.one_of("global", "shared::cta", "shared::cluster", default="")
     d.expect(0)
     races = d.machine.races
-    if races is None or space == "global" or one_way == "acquire":
+    mbarriers = d.machine.mbarriers
+    if one_way == "acquire":
         return nothing
 
     def step(group: Group) -> None:
-        races.fence(group.index)
+        if space != "global":
+            mbarriers.publish(group.index)
+        if races is not None:
+            shared, globally = space != "global", space in ("", "global")
+            races.fence_proxies(group.index, shared=shared, globally=globally)
 
     return step

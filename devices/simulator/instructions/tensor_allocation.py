@@ -1,4 +1,4 @@
-"""Allocation of tensor memory (PTX ISA 9.7.16.7), and what all `tcgen05` instructions share."""
+"""Allocation of tensor memory (PTX ISA 9.7.16.7), and what `tcgen05` instructions share."""
 
 from collections.abc import Callable
 
@@ -13,14 +13,6 @@ from ..operands import Source
 from ..tensor_memory import same_group, tensor_memory
 from .data import require_defined
 from .memory import shared_addresses
-from .targets import require_target
-
-_DATACENTER = ("100a", "100f", "103a", "103f", "107a", "107f", "110a", "110f")
-
-
-def begin(d: Decoder) -> None:
-    """What all `tcgen05` instructions have in common: the architectures that know them."""
-    require_target(d, *_DATACENTER)
 
 
 def cta_group(d: Decoder) -> int:
@@ -86,7 +78,6 @@ class _Meeting:
 @instruction("tcgen05.alloc", together="warp")
 def allocate(d: Decoder) -> Step:
     """PTX ISA 9.7.16.7.1: waits until there are enough columns, writes the address."""
-    begin(d)
     group = cta_group(d)
     d.modifiers.ignore("sync", "aligned", "b32")
     space = d.modifiers.one_of("shared::cta", "shared", default="")
@@ -179,7 +170,6 @@ def _write_address(machine: Machine, row: int, address: int, first: int) -> None
 @instruction("tcgen05.dealloc", together="warp")
 def deallocate(d: Decoder) -> Step:
     """PTX ISA 9.7.16.7.1."""
-    begin(d)
     group = cta_group(d)
     d.modifiers.ignore("sync", "aligned", "b32")
     d.expect(2)
@@ -219,7 +209,6 @@ def deallocate(d: Decoder) -> Step:
 @instruction("tcgen05.relinquish_alloc_permit", together="warp")
 def relinquish(d: Decoder) -> Step:
     """PTX ISA 9.7.16.7.1: the CTA allocates no more."""
-    begin(d)
     group = cta_group(d)
     d.modifiers.ignore("sync", "aligned")
     d.expect(0)

@@ -25,6 +25,8 @@ from ..parts import part_of
 from ..ptx_syntax import Address, Integer, Operand
 from ..ranges import (
     Thread,
+    begin_global_read,
+    begin_global_write,
     begin_read,
     begin_write,
     check_global,
@@ -184,7 +186,7 @@ def tensor_copy(d: Decoder) -> Step:
             for offset, barrier in places(row, thread, size, _TILE_ALIGN):
                 pieces = _checked_pieces(machine, thread, box.tensor, offset)
                 begin_write(machine, thread, pieces)
-                finish = _delivery(machine, box, pieces)
+                finish = _delivery(machine, thread, box, pieces)
                 arrivals.add(thread, pc, barrier, size, pieces, finish)
 
     return step
@@ -200,8 +202,11 @@ def _checked_pieces(machine: Machine, thread: Thread, tensor: TensorMap, offset:
     return pieces
 
 
-def _delivery(machine: Machine, box: Box, pieces: Array) -> Callable[[], None]:
+def _delivery(machine: Machine, thread: Thread, box: Box, pieces: Array) -> Callable[[], None]:
+    end = begin_global_read(machine, thread, box.ranges)
+
     def finish() -> None:
+        end()
         data, poison = box.load(machine)
         deliver_pieces(machine, pieces, data, poison)
 
@@ -251,11 +256,13 @@ def _outgoing(
     kind: str,
 ) -> Outgoing:
     taken: list[Array] = []
+    done = begin_global_write(machine, thread, box.ranges, combines=bool(operation))
 
     def read() -> None:
         taken.append(box.rows_inside(shared_bytes(machine, pieces)).copy())
 
     def write() -> None:
+        done()
         rows = taken[0]
         if operation and rows.size:
             old = np.ascontiguousarray(box.current(machine)).reshape(-1)

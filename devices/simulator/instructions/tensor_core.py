@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .. import tensor_product
+from .. import availability, tensor_product
 from ..decoder import Decoder, Step, instruction
 from ..errors import UndefinedBehaviorError
 from ..groups import Array, Group
@@ -20,8 +20,7 @@ from ..tensor_descriptors import (
 from ..tensor_memory import Access, Region, same_group
 from ..tensor_pipe import Operation, SharedOperand, TensorPipe, tensor_pipe
 from ..tensor_product import Layout, Scales
-from .targets import require_target, target_number
-from .tensor_allocation import begin, cta_group, peers
+from .tensor_allocation import cta_group, peers
 from .tensor_issue import Issuer, Located, Operands, issuers
 
 _PLAIN = ("f16", "tf32", "f8f6f4", "i8")
@@ -33,14 +32,12 @@ _PLAIN = ("f16", "tf32", "f8f6f4", "i8")
 @instruction("tcgen05.mma")
 def multiply(d: Decoder) -> Step:
     """PTX ISA 9.7.16.10.9.1."""
-    begin(d)
     return _Multiply(d, False).step
 
 
 @instruction("tcgen05.mma.ws")
 def multiply_weight_stationary(d: Decoder) -> Step:
     """PTX ISA 9.7.16.10.9.3."""
-    begin(d)
     return _Multiply(d, True).step
 
 
@@ -56,6 +53,7 @@ class _Multiply:
     def __init__(self, d: Decoder, weight_stationary: bool) -> None:
         self._machine, self._pc, self._opcode = d.machine, d.pc, d.opcode
         self._pipe = tensor_pipe(d.machine)
+        self._target = availability.number_of(d.arch)
         self._stationary = weight_stationary
         modifiers = d.modifiers
         self._group = cta_group(d)
@@ -71,16 +69,12 @@ class _Multiply:
         if scaled:
             sizes = ("block16", "block32", *(f"scale_vec::{n}X" for n in (1, 2, 4)))
             self._size = modifiers.one_of(*sizes, default="")
-            if self._size.startswith("scale"):
-                require_target(d, "100a", "103a", "107a", "110a")
         if modifiers.flag("ashift"):
             d.refuse("which way .ashift moves rows is not known to the simulator")
         modifiers.ignore_prefixes("collector::")
         self._read_operands(d, scaled)
 
     def _check_target(self, d: Decoder) -> None:
-        if self._kind == "i8":
-            require_target(d, "100a", "110a")
         if self._stationary and self._group == 2:
             d.refuse("tcgen05.mma.ws is for one CTA")
 
@@ -127,7 +121,7 @@ class _Multiply:
             d.refuse("the scale of D is a number from 0 to 15")
         if self._kind not in ("f16", "tf32"):
             d.refuse(f"kind::{self._kind} does not scale D")
-        require_target(d, "100a", "100f", "103a", "103f", "107a", "107f")
+        d.require(availability.missing("datacenter but 110", d.arch))
         self._shift = scale.value
 
     def step(self, group: Group) -> None:
@@ -137,7 +131,7 @@ class _Multiply:
                 self._issue(group, issuer)
 
     def _issue(self, group: Group, issuer: Issuer) -> None:
-        target = target_number(self._machine)
+        target = self._target
         bits = self._idesc(group, issuer)
         if self._kind in BLOCK_SCALED:
             product = decode_scaled(bits, self._kind, self._size, target)

@@ -9,11 +9,11 @@ from ..decoder import Decoder, Step, instruction
 from ..errors import BoundsError
 from ..groups import Array, Group
 from ..memory import fault
-from ..operands import Source, Target
+from ..operands import Source
 from ..ptx_syntax import Address
+from ..tensor_loads import tensor_loads
 from ..tensor_memory import Region, tensor_memory
-from .targets import require_target
-from .tensor_allocation import begin, lanes_at, uniform
+from .tensor_allocation import lanes_at, uniform
 
 # -- loads and stores -----------------------------------------------------------------------------
 
@@ -106,25 +106,19 @@ def _places(
 
 @instruction("tcgen05.ld.sync.aligned", together="warp")
 def load(d: Decoder) -> Step:
-    """PTX ISA 9.7.16.8.3.
-
-    Registers have their values at once, for uses of them are ordered behind the load; the cells
-    count as being read until `tcgen05.wait::ld`.
-    """
+    """PTX ISA 9.7.16.8.3: registers have their values behind `tcgen05.wait::ld`."""
     return _load(d, "")
 
 
 @instruction("tcgen05.ld.red.sync.aligned", together="warp")
 def load_reduced(d: Decoder) -> Step:
     """PTX ISA 9.7.16.8.3: in addition the least or greatest of each thread's values."""
-    require_target(d, "103a", "103f", "107a", "107f", "110a", "110f")
     if "16x32bx2" in d.modifiers.left:
         d.refuse("which columns tcgen05.ld.red.16x32bx2 reduces for a thread is not known")
     return _load(d, d.modifiers.one_of("min", "max"))
 
 
 def _load(d: Decoder, reduction: str) -> Step:
-    begin(d)
     extra = 1 if reduction else 0
     split = _split_offset(d, 2 + extra)
     fragment = _fragment(d, "pack::16b", split)
@@ -138,6 +132,10 @@ def _load(d: Decoder, reduction: str) -> Step:
     result = d.target(1, "b32") if reduction else None
     address = _address(d, 1 + extra)
     memory, pc = tensor_memory(d.machine), d.pc
+    loads = tensor_loads(d.machine)
+    files = [target.register for target in (*targets, *([result] if result else []))]
+    if any(file is not None and file.bits != 32 for file in files):
+        d.refuse("tcgen05.ld writes registers of 32 bits")
 
     def step(threads: Group) -> None:
         shape = (len(threads), fragment.registers, 32)
@@ -152,10 +150,11 @@ def _load(d: Decoder, reduction: str) -> Step:
             values[place] = _gathered(data, fragment)
             if bad is not None:
                 poison[place] = _gathered(bad, fragment)
-        _put(threads, targets, values, poison)
-        if result is not None and reduce is not None:
+        if reduce is not None:
             undefined = np.where((poison != 0).any(axis=1), np.uint32(0xFFFFFFFF), np.uint32(0))
-            _put(threads, [result], reduce(values)[:, None], undefined[:, None])
+            values = np.concatenate([values, reduce(values)[:, None]], axis=1)
+            poison = np.concatenate([poison, undefined[:, None]], axis=1)
+        loads.begin(threads, pc, files, values, poison)
 
     return step
 
@@ -167,12 +166,6 @@ def _gathered(cells: Array, fragment: _Fragment) -> Array:
         upper = cells[fragment.lanes, fragment.columns + 1]
         found = found & np.uint32(0xFFFF) | upper << np.uint32(16)
     return found
-
-
-def _put(threads: Group, targets: list[Target], values: Array, poison: Array) -> None:
-    for register, target in enumerate(targets):
-        bad = poison[:, register]
-        target.put(threads, values[:, register], bad if bad.any() else None)
 
 
 def _reduction(
@@ -202,7 +195,6 @@ def _address(d: Decoder, place: int) -> Source:
 @instruction("tcgen05.st.sync.aligned", together="warp")
 def store(d: Decoder) -> Step:
     """PTX ISA 9.7.16.8.4: the cells have the values after `tcgen05.wait::st`."""
-    begin(d)
     split = _split_offset(d, 1)
     fragment = _fragment(d, "unpack::16b", split)
     d.modifiers.one_of("b32")
@@ -253,13 +245,15 @@ def _scattered(registers: Array, fragment: _Fragment) -> Array:
 @instruction("tcgen05.wait::ld", "tcgen05.wait::st", together="warp")
 def wait(d: Decoder) -> Step:
     """PTX ISA 9.7.16.8.5."""
-    begin(d)
     d.modifiers.ignore("sync", "aligned")
     d.expect(0)
     memory = tensor_memory(d.machine)
-    finish = memory.wait_loads if d.opcode.endswith("ld") else memory.wait_stores
+    loads = tensor_loads(d.machine) if d.opcode.endswith("ld") else None
+    finish = memory.wait_stores if loads is None else memory.wait_loads
 
     def step(threads: Group) -> None:
+        if loads is not None:
+            loads.wait(threads)
         for row in threads.index.tolist():
             finish(row)
 
@@ -269,7 +263,6 @@ def wait(d: Decoder) -> Step:
 @instruction("tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync")
 def fence(d: Decoder) -> Step:
     """PTX ISA 9.7.16.11; a fence of one thread counts for its warp here."""
-    begin(d)
     d.expect(0)
     memory = tensor_memory(d.machine)
     order = memory.fence_before if "before" in d.opcode else memory.fence_after

@@ -11,7 +11,7 @@ from ..tensor_descriptors import SharedMatrix
 from ..tensor_memory import Region, same_group
 from ..tensor_pipe import Operation, tensor_pipe
 from .memory import shared_addresses
-from .tensor_allocation import begin, cta_group, peers
+from .tensor_allocation import cta_group, peers
 from .tensor_issue import Issuer, Located, Operands, issuers
 
 # -- copies ---------------------------------------------------------------------------------------
@@ -43,7 +43,6 @@ def _copy_lanes(shape: str, multicast: str) -> list[Array]:
 @instruction("tcgen05.cp")
 def copy(d: Decoder) -> Step:
     """PTX ISA 9.7.16.9.1: from shared to tensor memory, unpacking elements of 4 and 6 bits."""
-    begin(d)
     modifiers = d.modifiers
     group = cta_group(d)
     shape = modifiers.one_of(*_COPIES)
@@ -118,7 +117,6 @@ def shift(d: Decoder) -> Step:
 @instruction("tcgen05.commit")
 def commit(d: Decoder) -> Step:
     """PTX ISA 9.7.16.12.1: an arrival at barriers when what the thread has issued is done."""
-    begin(d)
     modifiers = d.modifiers
     group = cta_group(d)
     modifiers.one_of("mbarrier::arrive::one")

@@ -1,0 +1,225 @@
+"""What a launch must keep to, and what warpgroups and dependent grids must."""
+
+import importlib
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import humming
+from humming import plugins
+from humming.errors import HummingError
+from humming.hookspecs import Buffer, Image
+
+errors = importlib.import_module("humming.devices.simulator.errors")
+launch_shape = importlib.import_module("humming.devices.simulator.launch_shape")
+runtime = importlib.import_module("humming.devices.simulator.runtime")
+
+
+def launch(
+    body: str,
+    device: str | None,
+    *,
+    grid: tuple[int, int, int] = (1, 1, 1),
+    block: tuple[int, int, int] = (32, 1, 1),
+    smem_bytes: int = 0,
+    directives: str = "",
+    target: str = "sm_80",
+    **more: Any,
+) -> None:
+    caps = None if device is None else plugins.capabilities(device)
+    simulator = runtime.SimulatorRuntime(launch_shape.Options(device=caps))
+    text = f".version 9.4\n.target {target}\n.address_size 64\n.visible .entry test() {directives}"
+    text += f"\n{{\n{body}\nret;\n}}\n"
+    kernel = simulator.load(Image("ptx", text.encode()), "test", smem_bytes)
+    kernel.launch(grid, block, b"", **more)
+
+
+STATIC = ".shared .align 16 .b8 tile[1024]; .reg .b32 s; mov.u32 s, tile;"
+H200 = {"target": "sm_90a"}
+
+
+@pytest.mark.parametrize(
+    ("device", "most"), [("t4", 65536), ("a100_80gb", 166912), ("h200", 232448), (None, None)]
+)
+def test_shared_memory(device: str | None, most: int | None) -> None:
+    target = {"t4": "sm_75", "h200": "sm_90"}.get(device or "", "sm_80")
+    if most is None:
+        launch(STATIC, device, smem_bytes=10**6)
+        return
+    launch(STATIC, device, smem_bytes=most - 1024, target=target)
+    with pytest.raises(HummingError, match=f"{most + 1} bytes .*{device} has at most {most}"):
+        launch(STATIC, device, smem_bytes=most - 1023, target=target)
+
+
+@pytest.mark.parametrize(
+    ("block", "grid"),
+    [((1056, 1, 1), (1, 1, 1)), ((1, 1, 65), (1, 1, 1)), ((32, 1, 1), (1, 65536, 1))],
+)
+def test_threads_and_ctas(block: Any, grid: Any) -> None:
+    with pytest.raises(HummingError, match=r"a100_80gb has at most (1024 threads|\(2147)"):
+        launch("", "a100_80gb", block=block, grid=grid)
+    launch("", "a100_80gb", block=(1, 1, 64), grid=(1, 2, 3))
+
+
+def test_clusters() -> None:
+    launch("", "h200", grid=(16, 1, 1), cluster=(8, 1, 1), **H200)
+    launch("", "h200", grid=(16, 1, 1), cluster=(16, 1, 1), non_portable=True, **H200)
+    with pytest.raises(HummingError, match="clusters of 16 CTAs: h200 has at most 8, or 16"):
+        launch("", "h200", grid=(16, 1, 1), cluster=(16, 1, 1), **H200)
+    with pytest.raises(HummingError, match="clusters of 32"):
+        launch("", "h200", grid=(32, 1, 1), cluster=(32, 1, 1), non_portable=True, **H200)
+    with pytest.raises(HummingError, match="clusters of 2 CTAs: a100_80gb has none"):
+        launch("", "a100_80gb", grid=(2, 1, 1), cluster=(2, 1, 1))
+    with pytest.raises(HummingError, match="sm_80 has none"):
+        launch("", None, grid=(2, 1, 1), cluster=(2, 1, 1))
+    with pytest.raises(HummingError, match="needs clusters of"):
+        launch("", "h200", directives=".explicitcluster .reqnctapercluster 2, 1, 1", **H200)
+
+
+# -- waves ----------------------------------------------------------------------------------------
+
+SPIN = """
+  .reg .b32 t, c, n, v; .reg .b64 base, at; .reg .pred p, q;
+  ld.param.u64 base, [p0]; mov.u32 c, %ctaid.x; mov.u32 n, %nctaid.x; sub.u32 n, n, 1;
+  setp.eq.u32 p, c, n; mad.wide.u32 at, c, 4, base;
+  mov.u32 t, %tid.x; setp.ne.u32 q, t, 0; @q exit;
+  @p bra LAST;
+WAIT: ld.acquire.gpu.global.u32 v, [at+4]; setp.eq.u32 q, v, 0; @q bra WAIT;
+LAST: st.release.gpu.global.u32 [at], 1;
+"""
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_cta_waits_for_one_of_a_later_wave(run_ptx: Callable[..., Any], seed: Any) -> None:
+    """Legal where the device holds all of them at the same time."""
+    flags = np.zeros(132, np.uint32)
+    device = plugins.capabilities("h200")
+    options = {"block": 1024, "seed": seed, "target": "sm_90a"}
+    body = SPIN.replace("mov.u32 t, %tid.x;", "mov.u32 t, %tid.x; bar.sync 0;")
+    run_ptx(body, {"flags": flags[:8]}, grid=8, device=device, **options)
+    assert flags[:8].all()
+
+
+def test_a_cta_waits_for_one_that_does_not_fit(run_ptx: Callable[..., Any]) -> None:
+    flags = np.zeros(300, np.uint32)
+    device = plugins.capabilities("h200")
+    options = {"grid": 265, "block": 1024, "target": "sm_90a", "limit": 2000}
+    with pytest.raises(errors.DeadlockError):
+        run_ptx(SPIN, {"flags": flags}, device=device, **options)
+
+
+# -- registers of warpgroups ----------------------------------------------------------------------
+
+SPLIT = """
+  .reg .b32 t; .reg .pred p; mov.u32 t, %tid.x; setp.ge.u32 p, t, 256; @p bra PRODUCER;
+  setmaxnreg.inc.sync.aligned.u32 {}; bra END;
+PRODUCER: setmaxnreg.dec.sync.aligned.u32 {};
+END:
+"""
+THREE = {"block": (384, 1, 1), "directives": ".maxntid 384, 1, 1", **H200}
+
+
+def test_warpgroups_share_registers() -> None:
+    launch(SPLIT.format(232, 40), "h200", **THREE)
+    launch(SPLIT.format(240, 24), "h200", **THREE)
+
+
+@pytest.mark.parametrize(
+    ("grown", "kept", "kind", "match"),
+    [
+        (240, 40, "DeadlockError", "setmaxnreg.inc"),
+        (160, 40, "UndefinedBehaviorError", "the warp has more, 168"),
+        (232, 176, "UndefinedBehaviorError", "the warp has less, 168"),
+        (236, 40, "UnknownInstructionError", "a multiple of 8"),
+        (232, 16, "UnknownInstructionError", "from 24 to 256"),
+    ],
+)
+def test_registers_that_are_not_there(grown: int, kept: int, kind: str, match: str) -> None:
+    with pytest.raises(getattr(errors, kind), match=match) as caught:
+        launch(SPLIT.format(grown, kept), "h200", **THREE)
+    assert "setmaxnreg" in caught.value.where.text
+
+
+def test_registers_of_half_a_warpgroup() -> None:
+    body = SPLIT.format(232, 40).replace("256", "320")
+    with pytest.raises(errors.DivergenceError, match=r"wait in vain|warpgroup"):
+        launch(body, "h200", **THREE)
+
+
+def test_registers_of_a_kernel_that_says_no_number() -> None:
+    with pytest.raises(errors.UndefinedBehaviorError, match=r"\.maxntid"):
+        launch(SPLIT.format(232, 40), "h200", block=(384, 1, 1), **H200)
+
+
+# -- dependent grids ------------------------------------------------------------------------------
+
+READ = """
+  .reg .b32 t, v; .reg .b64 base, at; .reg .pred p; ld.param.u64 base, [p0];
+  mov.u32 t, %tid.x; setp.eq.u32 p, t, 0; mad.wide.u32 at, t, 4, base;
+"""
+
+
+TILE = ".shared .align 16 .b8 tile[512]; .shared .align 8 .b8 obj[8]; .reg .b32 s, o;"
+TILE += "mov.u32 s, tile; mov.u32 o, obj;"
+COPY = f"{TILE} mad.lo.u32 s, t, 4, s; cp.async.ca.shared.global [s], [at], 4; cp.async.wait_all;"
+BULK = f"{TILE} @!p bra END; mbarrier.init.shared.b64 [o], 1; fence.proxy.async; "
+BULK += "mbarrier.arrive.expect_tx.shared.b64 _, [o], 64; cp.async.bulk.shared::cluster.global"
+BULK += ".mbarrier::complete_tx::bytes [s], [base], 64, [o]; W: "
+BULK += "mbarrier.try_wait.parity.shared.b64 p, [o], 0; @!p bra W; END:"
+
+
+@pytest.mark.parametrize(
+    ("body", "legal"),
+    [
+        ("griddepcontrol.wait; ld.global.u32 v, [at];", True),
+        ("@p griddepcontrol.wait; bar.sync 0; ld.global.u32 v, [at];", True),
+        ("ld.global.u32 v, [at]; griddepcontrol.wait;", False),
+        ("griddepcontrol.launch_dependents; ld.global.u32 v, [at];", False),
+        (f"griddepcontrol.wait; {COPY}", True),
+        (f"{COPY} griddepcontrol.wait;", False),
+        (BULK, False),
+        ("setp.lt.u32 p, t, 32; @p griddepcontrol.wait; ld.global.u32 v, [at];", False),
+    ],
+)
+def test_what_the_launch_before_may_still_write(body: str, legal: bool) -> None:
+    data = np.zeros(64, np.uint32)
+    text = ".version 9.4\n.target sm_90a\n.address_size 64\n.visible .entry test(.param .u64 p0) {"
+    text += f"\n{READ}\n{body}\nret;\n}}\n"
+    kernel = runtime.SimulatorRuntime().load(Image("ptx", text.encode()), "test", 0)
+    params = struct.pack("<Q", data.ctypes.data)
+
+    def run(pdl: bool, awaited: bool) -> None:
+        buffer = Buffer(data.ctypes.data, data.nbytes, "x", awaited=awaited)
+        kernel.launch((1, 1, 1), (64, 1, 1), params, pdl=pdl, buffers=[buffer])
+
+    run(False, True)
+    run(True, False)
+    if legal:
+        run(True, True)
+        return
+    with pytest.raises(errors.AsyncHazardError, match=r"no griddepcontrol\.wait") as caught:
+        run(True, True)
+    assert caught.value.where.cta == (0, 0, 0)
+    assert caught.value.where.lane is not None
+
+
+def test_our_product_waits_for_the_launch_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """x is marked as what the launch before may write, and the kernel waits before it reads it."""
+    import torch
+
+    seen: list[Any] = []
+    original = runtime.SimulatedKernel.launch
+
+    def spy(self: Any, *args: Any, **more: Any) -> None:
+        seen.append((args[4], more["buffers"]))
+        original(self, *args, **more)
+
+    monkeypatch.setattr(runtime.SimulatedKernel, "launch", spy)
+    weight = humming.pack(humming.quantize(torch.randn(32, 128), "int4_g64"))
+    humming.matmul(torch.randn(2, 128).half(), weight, device="sim:h200")
+    (pdl, buffers), *_ = seen
+    assert pdl
+    assert [b.name for b in buffers if b.awaited] == ["x"]
