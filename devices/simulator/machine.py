@@ -172,6 +172,12 @@ class Machine:
         addresses = self._rank_bits + np.uint64(start)
         return lambda: addresses
 
+    def constants(self) -> list[tuple[int, int]]:
+        """Where the variables of constant memory begin and end."""
+        found = [v for v in self.program.globals if v.space == "const"]
+        places = ((self.globals[v.name], v.size_bytes or 0) for v in found)
+        return [(start, start + size) for start, size in places]
+
     def special(self, name: str) -> Callable[[], Array] | None:
         """Values [warps, 32] of a special register; None if it is not known."""
         if name in ("%clock", "%clock64", "%clock_hi", "%globaltimer", "%globaltimer_lo"):

@@ -1,6 +1,7 @@
 """Atomic operations and reductions on memory (PTX ISA 9.7.13.11-13).
 
 Threads take their turns in the order of their numbers, or a random one in a random schedule.
+Sums of float32 flush subnormal numbers in global memory, and keep them in shared memory.
 """
 
 from collections.abc import Callable
@@ -51,7 +52,14 @@ def _function(operation: str, kind: str) -> Callable[..., Any]:
             return codes.view(np.uint32 if kind.endswith("x2") else np.uint16)[0]
 
         return halves
+    if kind == "f32" and operation == "add":
+        return lambda old, b, c: numerics.canonical_f32(np.add(old, b))
     return functions[operation]
+
+
+def _flushed_sum(old: Any, b: Any, c: Any) -> Any:
+    """float32 `add` in global memory."""
+    return numerics.canonical_f32(numerics.flush(numerics.flush(old) + numerics.flush(b)))
 
 
 @instruction("atom")
@@ -81,7 +89,8 @@ def _build(d: Decoder, targets: list[Any], first: int) -> Step:
     addresses = d.address(first)
     seconds = d.sources(first + 1, stored)
     third = d.source(first + 2, stored) if operation == "cas" else None
-    function = _function(operation, kind)
+    in_shared = _function(operation, kind)
+    in_global = _flushed_sum if (operation, kind) == ("add", "f32") else in_shared
     dtype = np.dtype(seconds[0].dtype)
     machine = d.machine
 
@@ -110,6 +119,7 @@ def _build(d: Decoder, targets: list[Any], first: int) -> Step:
             active = part.active()
             turns = machine.schedule.shuffled(np.argwhere(active))
             view = space.memory.data
+            function = in_shared if isinstance(space, SharedMemory) else in_global
             for row, lane in turns:
                 offset = int(offsets[row, lane])
                 own = int(rows[row])

@@ -166,7 +166,7 @@ def _between_floats(
         if integral:
             number = np.copysign(numerics.round_integral(number, integral), number)
         if saturates:
-            number = np.where(np.isnan(number), 0.0, np.clip(number, 0, 1))
+            number = floating.saturated(number)
         if to == "f64":
             return numerics.canonical_f64(number)
         if to == "tf32":

@@ -9,7 +9,7 @@ from ..errors import PoisonError
 from ..groups import Array, Group
 from ..memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, fault
 from ..operands import CLEAN, Source, Target
-from ..ptx_syntax import TYPE_BITS, Register, Vector
+from ..ptx_syntax import TYPE_BITS, Register, Special, Vector
 from ..registers import store
 from . import poison
 
@@ -167,13 +167,36 @@ def convert_address(d: Decoder) -> Step:
 
 @instruction("isspacep")
 def is_in_space(d: Decoder) -> Step:
-    """PTX ISA 9.7.9.19: whether a generic address lies in a state space."""
+    """PTX ISA 9.7.9.19: whether a generic address lies in a state space.
+
+    Constant variables have a window of their own; that of parameters lies in the global one.
+    """
     space = d.modifiers.one_of(*_WINDOWS)
     d.expect(2)
+    source, target = d.source(1, "u64"), d.target(0, "pred")
     window = np.uint64(_WINDOWS[space] >> 56)
-    return d.elementwise(
-        lambda a: (a >> np.uint64(56)) == window, d.target(0, "pred"), d.source(1, "u64")
-    )
+    constants = d.machine.constants
+    if space in ("global", "const"):
+
+        def in_global(a: Any) -> Array:
+            constant = np.zeros(np.shape(a), np.bool_)
+            for start, end in constants():
+                constant |= (a >= np.uint64(start)) & (a < np.uint64(end))
+            if space == "const":
+                return constant
+            top = a >> np.uint64(56)
+            return ((top == 0) | (top == np.uint64(PARAM_WINDOW >> 56))) & ~constant
+
+        return d.elementwise(in_global, target, source)
+    if space in ("shared", "shared::cta"):
+        own = d.source(Special("%cluster_ctarank"), "u64")
+        return d.elementwise(
+            lambda a, rank: (a >> np.uint64(24)) == (window << np.uint64(32) | rank),
+            target,
+            source,
+            own,
+        )
+    return d.elementwise(lambda a: (a >> np.uint64(56)) == window, target, source)
 
 
 @instruction("mapa")

@@ -59,9 +59,14 @@ def contract(values: Array, kind: str) -> Array:
     return codes.view(np.uint32) if kind.endswith("x2") else codes
 
 
-def _saturated(values: Array) -> Array:
-    """`.sat`: clamped to [0, 1], NaN becomes 0."""
-    return np.where(np.isnan(values), values.dtype.type(0), np.clip(values, 0, 1))
+def saturated(values: Array) -> Array:
+    """`.sat`: clamped to [0, 1]; NaN and -0 become +0."""
+    return np.where(values > 0, np.minimum(values, 1), values.dtype.type(0))
+
+
+def rectified(values: Array) -> Array:
+    """`.relu`: what is negative becomes +0, -0 too; NaN stays NaN."""
+    return np.where((values > 0) | np.isnan(values), values, values.dtype.type(0))
 
 
 def _flushed_f16(values: Array) -> Array:
@@ -94,9 +99,9 @@ def apply(
 
     def finish(values: Array) -> Array:
         if saturates:
-            values = _saturated(values)
+            values = saturated(values)
         if relu:
-            values = np.where(values < 0, values.dtype.type(0), values)
+            values = rectified(values)
         return values
 
     if kind in _HALVES:
@@ -190,9 +195,9 @@ def fused(d: Decoder, kind: str) -> Step:
         # Of float16 operands, float64 holds every sum that decides a tie: what it loses lies more
         # than 18 bits below the last bit of the larger addend, which is then the float16 one.
         if saturates:
-            result = _saturated(result)
+            result = saturated(result)
         if relu:
-            result = np.where(result < 0, 0.0, result)
+            result = rectified(result)
         if name == "f16":
             codes = _f16_of_f64(result)
             if flushes:
@@ -228,12 +233,21 @@ def _fma_f64(a: Any, b: Any, c: Any) -> Array:
 
 
 def divide(d: Decoder, kind: str) -> Step:
-    """`div`; `.full` and `.approx` are rounded like `.rn`."""
+    """`div`; `.full` and, up to 2^126, `.approx` are rounded like `.rn`.
+
+    Beyond that `.approx` multiplies with a reciprocal of 0.
+    """
     d.expect(3)
     mode = d.modifiers.one_of(*_ROUNDINGS, "approx", "full", default="rn")
     if mode in ("rz", "rp", "rm"):
         d.refuse(f"div.{mode} is not supported")
-    return apply(d, kind, np.divide, flushes=d.modifiers.flag("ftz"))
+    function = _divide_approximately if mode == "approx" else np.divide
+    return apply(d, kind, function, flushes=d.modifiers.flag("ftz"))
+
+
+def _divide_approximately(a: Any, b: Any) -> Array:
+    large = np.abs(b) > np.float32(2.0**126)
+    return np.where(large, a * np.copysign(np.float32(0), b), np.divide(a, b))
 
 
 def extreme(d: Decoder, kind: str, largest: bool) -> Step:
