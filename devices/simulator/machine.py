@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from . import reports
+from .accumulation import Sums
 from .async_operations import Completions, CopyQueue
 from .barriers import CtaBarriers, MemoryBarriers
 from .calls import Calls
@@ -50,6 +51,7 @@ class Machine:
         live: bool [warps, 32], the threads that exist and have not exited.
         row_cta, row_warp: int [warps], CTA of the wave and number in it, of each warp.
         memory, shared, local, params, frames: the state spaces.
+        sums: of tensor cores, by how much they may lie off.
         schedule: which threads run next.
         meetings: where threads of a warp wait for each other.
         barriers, mbarriers: barriers of CTAs, barrier objects in shared memory.
@@ -70,6 +72,7 @@ class Machine:
         self.exists: Lanes = thread < shape.threads
         self.live: Lanes = np.zeros((self.warps, WARP), np.bool_)
         self.group = GroupCache()
+        self.sums = Sums(options.sums, options.sums_seed)
         self.progress = 0
         self.parked_at: Array = np.zeros((self.warps, WARP), np.int64)
         self._timed_out_at = -1

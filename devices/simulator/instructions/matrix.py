@@ -342,6 +342,7 @@ def _product(
     m = 16 if shape.startswith("m16") else 8
     half = kinds[0] == "f16"
     stored = "b32" if half else {"f32": "f32", "s32": "s32"}[kinds[0]]
+    sums = d.machine.sums
     a, b = d.sources(1, "b32"), d.sources(2, "b32")
     c, results = d.sources(3, stored), d.targets(0, stored)
     wanted = (m * k * width // 1024, 8 * k * width // 1024, m // (8 if half else 4))
@@ -361,7 +362,11 @@ def _product(
             matrix = held.transpose(0, 1, 3, 2).reshape(n, 2 * len(c), 32)
         else:
             matrix = before
-        total = total + fragments.c_matrix(matrix.astype(np.float64))
+        matrix = fragments.c_matrix(matrix.astype(np.float64))
+        total = total + matrix
+        if kinds[0] != "s32" and d.machine.options.sums:
+            left, right = operand_values(left, kinds[1]), operand_values(right, kinds[2])
+            total = sums.moved(total, left, right.transpose(0, 2, 1), matrix, kinds[0], kinds[1])
         values = fragments.c_registers(total)
         undefined = _undefined(group, a, b, width, split, bad, m, half)
         for place, target in enumerate(results):
