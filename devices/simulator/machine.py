@@ -7,6 +7,7 @@ until all threads of its warp are there, as the PTX ISA demands, so the schedule
 and never about results. With a seed, the choice is random instead.
 """
 
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -39,6 +40,30 @@ class Resettable(Protocol):
 
     def reset(self) -> None:
         """Forgets everything, before a wave."""
+
+
+class Beat:
+    """Tells, a few times a second, how many CTAs of a launch have ended."""
+
+    _PERIOD_S = 0.1
+
+    def __init__(self, progress: Callable[[int, int], None], total: int) -> None:
+        self._progress, self._total, self._done = progress, total, 0
+        self._next = time.monotonic()
+
+    def __call__(self, machine: "Machine") -> None:
+        """Called while a wave runs."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + self._PERIOD_S
+            lives = machine.live.any(axis=1)
+            running = len(np.unique(machine.row_cta[lives]))
+            self._progress(self._done + len(machine.ctas) - running, self._total)
+
+    def wave_has_ended(self, ctas: int) -> None:
+        """Called after each wave."""
+        self._done += ctas
+        self._progress(self._done, self._total)
 
 
 class Machine:
@@ -193,7 +218,14 @@ class Machine:
 
     # -- running --------------------------------------------------------------------------------
 
-    def run(self, ctas: list[Dim], grid: Dim, params: bytes, globals_: dict[str, int]) -> None:
+    def run(
+        self,
+        ctas: list[Dim],
+        grid: Dim,
+        params: bytes,
+        globals_: dict[str, int],
+        beat: "Beat | None" = None,
+    ) -> None:
         """Runs CTAs of a grid from beginning to end.
 
         Args:
@@ -201,6 +233,7 @@ class Machine:
             grid: CTAs of the grid in x, y and z.
             params: bytes of the kernel's parameters.
             globals_: addresses of the module's variables.
+            beat: is called again and again.
 
         Raises:
             SimulationError: the kernel did what it must not do.
@@ -214,6 +247,8 @@ class Machine:
                     if self.schedule.clock > self.options.limit:
                         raise reports.endless(self, pc)
                     self._execute(pc)
+                    if beat is not None:
+                        beat(self)
                 elif self.live.any():
                     self._unblock()
                 else:

@@ -1,7 +1,7 @@
 """Loads PTX images and runs their kernels on the CPU, on the memory of this process."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from humming.errors import HummingError
@@ -10,7 +10,7 @@ from humming.hookspecs import Buffer, Image
 from . import instructions  # noqa: F401  (registers the builders)
 from .global_memory import Allocation, GlobalMemory
 from .launch_shape import Dim, Options, Shape
-from .machine import Machine
+from .machine import Beat, Machine
 from .program import Program, link
 from .ptx_parser import parse
 from .ptx_syntax import TYPE_BITS, Symbol, Variable
@@ -37,6 +37,7 @@ class SimulatedKernel:
         *,
         cluster: Dim = (1, 1, 1),
         buffers: Sequence[Buffer] = (),
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Runs the kernel.
 
@@ -47,6 +48,7 @@ class SimulatedKernel:
             stream, pdl: without meaning here: kernels run one after the other.
             cluster: CTAs of a cluster in x, y and z.
             buffers: what the kernel may access beside all that the runtime has registered.
+            progress: is told every now and then how many CTAs of how many have ended.
 
         Raises:
             SimulationError: the kernel did what it must not do.
@@ -61,19 +63,29 @@ class SimulatedKernel:
                     buffer.address, buffer.size_bytes, buffer.name, undefined=buffer.undefined
                 )
             try:
-                self._run(grid, block, data, cluster)
+                self._run(grid, block, data, cluster, progress)
             finally:
                 for buffer in buffers:
                     self._memory.forget(buffer.address, buffer.size_bytes)
 
-    def _run(self, grid: Dim, block: Dim, data: bytes, cluster: Dim) -> None:
+    def _run(
+        self,
+        grid: Dim,
+        block: Dim,
+        data: bytes,
+        cluster: Dim,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        beat = None if progress is None else Beat(progress, math.prod(grid))
         for ctas in self._waves(grid, block, cluster):
             shape = Shape(len(ctas), block, cluster, self.smem_bytes)
             machine = self._machines.get(shape)
             if machine is None:
                 machine = Machine(self.program, shape, self._memory, self.options)
                 self._machines[shape] = machine
-            machine.run(ctas, grid, data, self._globals)
+            machine.run(ctas, grid, data, self._globals, beat)
+            if beat is not None:
+                beat.wave_has_ended(len(ctas))
 
     def _check(self, grid: Dim, block: Dim, data: bytes, cluster: Dim) -> None:
         threads = block[0] * block[1] * block[2]
