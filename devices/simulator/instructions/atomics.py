@@ -17,6 +17,7 @@ from ..groups import Array, Group
 from ..memory import SHARED_WINDOW, fault, window_of
 from ..ptx_syntax import TYPE_BITS
 from ..shared_memory import SharedMemory
+from . import forms
 from .data import require_defined
 from .floating import expand, storage
 from .memory import Access
@@ -81,9 +82,12 @@ def _kind_of(d: Decoder) -> str:
 def _build(d: Decoder, targets: list[Any], first: int) -> Step:
     access = Access(d)
     operation = d.modifiers.one_of(*_OPERATIONS)
-    d.modifiers.ignore("noftz")
+    noftz = d.modifiers.flag("noftz")
     kind = d.modifiers.one_of(*_TYPES)
     count = access.count
+    wrong = forms.atomic(d.opcode, operation, kind, count, access.space, noftz)
+    if wrong or access.space not in ("", "global", "shared", "shared::cta", "shared::cluster"):
+        d.refuse(wrong or f"{d.opcode} on {access.space} memory")
     stored = storage(kind)
     size = TYPE_BITS[kind] // 8
     addresses = d.address(first)

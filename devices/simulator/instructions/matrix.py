@@ -15,6 +15,7 @@ from ..decoder import Decoder, Step, instruction
 from ..groups import Array, Group
 from ..memory import SHARED_WINDOW
 from ..operands import Source
+from . import forms
 
 # -- loads and stores of 8 x 8 matrices -----------------------------------------------------------
 
@@ -83,11 +84,12 @@ def load_matrix(d: Decoder) -> Step:
     kind = modifiers.one_of("b16", "b8", "b8x16", "s8")
     packed = modifiers.one_of("b6x16_p32", "b4x16_p64", "s4", default="")
     d.expect(2)
+    wrong = forms.matrix_load(shape, transposed, kind, packed)
+    if wrong:
+        d.refuse(wrong)
     targets = d.targets(0, "b32")
     if shape == "m16n16":
         return _load_16(d, number, packed, generic, targets)
-    if (shape == "m8n8") != (kind == "b16") or (shape == "m8n16") == (packed == ""):
-        d.refuse("these shape and types of ldmatrix do not go together")
     if len(targets) != number:
         d.refuse(f"ldmatrix.x{number} writes {number} registers")
     addresses = _addresses(d, 1, generic)
@@ -284,23 +286,23 @@ def multiply_accumulate(d: Decoder) -> Step:
     )
     modifiers.one_of("row")
     modifiers.one_of("col")
-    modifiers.ignore("kind::f8f6f4")
+    f8f6f4 = modifiers.flag("kind::f8f6f4")
     saturates = modifiers.flag("satfinite")
     if "block_scale" in modifiers.left:
         d.refuse("mma with block scales is not supported here")
-    bitwise = modifiers.one_of("xor", "and", default="")
-    modifiers.ignore("popc")
+    bitwise, popc = modifiers.one_of("xor", "and", default=""), modifiers.flag("popc")
     kinds = list(modifiers.left)
-    if len(kinds) != 4:
-        d.refuse("mma has the types of D, A, B and C")
     modifiers.left.clear()
+    wrong = forms.product(
+        shape, kinds, f8f6f4=f8f6f4, saturates=saturates, bitwise=bitwise != "", popc=popc
+    )
+    if wrong:
+        d.refuse(wrong)
     k = int(shape.partition("k")[2])
     d.expect(4)
     if bitwise:
         return _product(d, shape, kinds, k, 1, _bit_product(bitwise), saturates)
-    width = _INTEGER.get(kinds[1]) or _FLOAT.get(kinds[1])
-    if width is None or (_INTEGER.get(kinds[2]) or _FLOAT.get(kinds[2])) != width:
-        d.refuse(f"mma of {kinds[1]} and {kinds[2]}")
+    width = _INTEGER.get(kinds[1]) or _FLOAT[kinds[1]]
 
     def product(a: Array, b: Array) -> Array:
         left, right = operand_values(a, kinds[1]), operand_values(b, kinds[2])

@@ -10,6 +10,7 @@ from ..groups import Array, Group
 from ..machine import Machine
 from ..memory import SHARED_WINDOW, Space, active_range, fault, window_of
 from ..ptx_syntax import TYPE_BITS, Address, Symbol, Vector
+from . import forms
 
 _SPACES = (
     "global",
@@ -22,7 +23,8 @@ _SPACES = (
     "param::func",
     "const",
 )
-_STRONG = ("volatile", "relaxed", "acquire", "release", "mmio")
+_STRONG = ("volatile", "relaxed", "acquire", "release", "acq_rel")
+_SCOPES = ("cta", "cluster", "gpu", "sys")
 _TYPES = tuple(kind for kind in TYPE_BITS if kind != "pred")
 
 
@@ -37,8 +39,14 @@ class Access:
     def __init__(self, d: Decoder) -> None:
         modifiers = d.modifiers
         self.space = modifiers.one_of(*_SPACES, default="")
-        self.strong = modifiers.one_of(*_STRONG, default="") != ""
-        modifiers.ignore("weak", "cta", "cluster", "gpu", "sys")
+        mmio = modifiers.flag("mmio")
+        sems = [part for part in modifiers.left if part in ("weak", *_STRONG)]
+        scopes = [part for part in modifiers.left if part in _SCOPES]
+        wrong = forms.order(d.opcode, sems, scopes, mmio)
+        if wrong:
+            d.refuse(wrong)
+        self.strong = bool(sems) and sems != ["weak"]
+        modifiers.ignore(*sems, *scopes)
         modifiers.ignore("nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "unified")
         modifiers.ignore_prefixes("L1::", "L2::")
         self.count = int(modifiers.one_of("v2", "v4", "v8", default="v1")[1:])
