@@ -208,8 +208,10 @@ class Machine:
 
     def special(self, name: str) -> Callable[[], Array] | None:
         """Values [warps, 32] of a special register; None if it is not known."""
-        if name in ("%clock", "%clock64", "%clock_hi", "%globaltimer", "%globaltimer_lo"):
+        if name in ("%clock", "%clock64", "%globaltimer", "%globaltimer_lo"):
             return lambda: np.full((self.warps, WARP), 32 * self.schedule.clock, np.uint64)
+        if name in ("%clock_hi", "%globaltimer_hi"):
+            return lambda: np.full((self.warps, WARP), 32 * self.schedule.clock >> 32, np.uint64)
         if not self._specials:
             self._specials = special_values(self.shape, [], (1, 1, 1), self._static_bytes)
         if name not in self._specials:

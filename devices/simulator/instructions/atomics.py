@@ -20,11 +20,11 @@ from ..shared_memory import SharedMemory
 from . import forms
 from .data import require_defined
 from .floating import expand, storage
-from .memory import Access
+from .memory import Access, read_wide, wide_register, write_wide
 
 _OPERATIONS = ("and", "or", "xor", "cas", "exch", "add", "inc", "dec", "min", "max")
 _TYPES = (
-    *("b16", "b32", "b64", "u32", "u64", "s32", "s64"),
+    *("b16", "b32", "b64", "b128", "u32", "u64", "s32", "s64"),
     *("f16", "f16x2", "bf16", "bf16x2", "f32", "f64"),
 )
 
@@ -66,6 +66,8 @@ def _flushed_sum(old: Any, b: Any, c: Any) -> Any:
 @instruction("atom")
 def atomic(d: Decoder) -> Step:
     """PTX ISA 9.7.13.11."""
+    if _kind_of(d) == "b128":
+        return _of_128_bits(d)
     return _build(d, d.targets(0, storage(_kind_of(d))), 1)
 
 
@@ -108,13 +110,8 @@ def _build(d: Decoder, targets: list[Any], first: int) -> Step:
         if third is not None:
             swap = np.broadcast_to(require_defined(third, group, "the new value"), shape)
         old = np.zeros((*shape, count), dtype)
-        for part, rows, space, inner in _spaces(group, at):
-            if isinstance(space, SharedMemory):
-                cluster = access.space in ("", "shared::cluster")
-                offsets = space.place(part, inner, size * count, True, cluster)
-                space.check_settled(part, offsets, size * count, "an atomic operation on")
-            else:
-                offsets = space.locate(part, inner, size * count, True)
+        for part, rows, space, inner in _spaces(access, group, at):
+            offsets = _places(access, part, space, inner, size * count)
             undefined = space._poison(part, offsets, size * count, 1)
             if undefined is not None:
                 bad = undefined != 0 if undefined.ndim == 2 else (undefined != 0).any(axis=-1)
@@ -136,21 +133,70 @@ def _build(d: Decoder, targets: list[Any], first: int) -> Step:
         for place, target in enumerate(targets):
             target.put(group, old[..., place])
 
-    def _spaces(group: Group, at: Array) -> list[tuple[Group, Array, Any, Array]]:
-        everyone = np.arange(len(group))
-        if access.space.startswith("shared"):
-            return [(group, everyone, machine.shared, at)]
-        if access.space == "global":
-            return [(group, everyone, machine.memory, at)]
-        found: list[tuple[Group, Array, GlobalMemory | SharedMemory, Array]] = []
-        windows = window_of(at)
-        for window in np.unique(windows[group.active()]):
-            part = machine.group(group.spread(windows == window))
-            rows = np.searchsorted(group.index, part.index)
-            if window == SHARED_WINDOW >> 56:
-                found.append((part, rows, machine.shared, at[rows] - np.uint64(SHARED_WINDOW)))
-            else:
-                found.append((part, rows, machine.memory, at[rows]))
-        return found
+    return step
+
+
+def _spaces(access: Access, group: Group, at: Array) -> list[tuple[Group, Array, Any, Array]]:
+    """The parts of a group that access one space each, with their rows in it, and addresses."""
+    machine, everyone = access.machine, np.arange(len(group))
+    if access.space.startswith("shared"):
+        return [(group, everyone, machine.shared, at)]
+    if access.space == "global":
+        return [(group, everyone, machine.memory, at)]
+    found: list[tuple[Group, Array, GlobalMemory | SharedMemory, Array]] = []
+    windows = window_of(at)
+    for window in np.unique(windows[group.active()]):
+        part = machine.group(group.spread(windows == window))
+        rows = np.searchsorted(group.index, part.index)
+        if window == SHARED_WINDOW >> 56:
+            found.append((part, rows, machine.shared, at[rows] - np.uint64(SHARED_WINDOW)))
+        else:
+            found.append((part, rows, machine.memory, at[rows]))
+    return found
+
+
+def _places(access: Access, part: Group, space: Any, inner: Array, total: int) -> Array:
+    """Offsets of the operation in a space; it must be settled and defined there."""
+    if isinstance(space, SharedMemory):
+        cluster = access.space in ("", "shared::cluster")
+        offsets = space.place(part, inner, total, True, cluster)
+        space.check_settled(part, offsets, total, "an atomic operation on")
+        return offsets
+    found: Array = space.locate(part, inner, total, True)
+    return found
+
+
+def _of_128_bits(d: Decoder) -> Step:
+    """`atom.exch.b128` and `atom.cas.b128`."""
+    access = Access(d)
+    operation = d.modifiers.one_of("exch", "cas")
+    d.modifiers.one_of("b128")
+    d.expect(4 if operation == "cas" else 3)
+    addresses, target = d.address(1), wide_register(d, d.operands[0])
+    given = [wide_register(d, operand) for operand in d.operands[2:]]
+    machine = d.machine
+
+    def step(group: Group) -> None:
+        operands = []
+        for register in given:
+            values, bad = read_wide(group, register)
+            if bad is not None:
+                raise fault(PoisonError, "the operand is undefined", group, bad.any(axis=-1))
+            operands.append(values.copy())
+        old = np.zeros((len(group), 32, 2), np.uint64)
+        for part, rows, space, inner in _spaces(access, group, addresses.read(group)):
+            offsets = _places(access, part, space, inner, 16)
+            undefined = space._poison(part, offsets, 8, 2)
+            if undefined is not None:
+                told = "an atomic operation on memory that is undefined"
+                raise fault(PoisonError, told, part, (undefined != 0).any(axis=-1))
+            for row, lane in machine.schedule.shuffled(np.argwhere(part.active())):
+                own, offset = int(rows[row]), int(offsets[row, lane])
+                cell = space.memory.data[offset : offset + 16].view(np.uint64)
+                old[own, lane] = cell
+                if operation == "exch" or (cell == operands[0][own, lane]).all():
+                    cell[:] = operands[-1][own, lane]
+        machine.progress += 1
+        write_wide(group, target, old, None)
 
     return step

@@ -17,8 +17,11 @@ from . import poison
 @instruction("mov")
 def move(d: Decoder) -> Step:
     """PTX ISA 9.7.9.3-4: a register, constant or address; packs and unpacks vectors."""
+    count = d.modifiers.one_of("v2", "v4", default="")
     kind = d.modifiers.type()
     d.expect(2)
+    if count:
+        return _move_vector(d, kind, int(count[1:]))
     if isinstance(d.operands[0], Vector):
         return _unpack(d, kind)
     if isinstance(d.operands[1], Vector):
@@ -27,6 +30,20 @@ def move(d: Decoder) -> Step:
         return _move_128(d)
     source, target = d.source(1, kind), d.target(0, kind)
     return d.elementwise(_same, target, source, poison=poison.bitwise)
+
+
+def _move_vector(d: Decoder, kind: str, count: int) -> Step:
+    """`mov.v4`: element by element, all read before one is written."""
+    targets, sources = d.targets(0, kind), d.sources(1, kind)
+    if len(targets) != count or len(sources) != count:
+        d.refuse(f"mov.v{count} has {count} elements on either side")
+
+    def step(group: Group) -> None:
+        read = [(np.copy(source.read(group)), source.poison(group)) for source in sources]
+        for target, (values, bad) in zip(targets, read, strict=True):
+            target.put(group, values, bad)
+
+    return step
 
 
 def _same(a: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import numerics
+from .. import exact, numerics
 from ..decoder import Decoder, Step, instruction
 from ..groups import Array
 from ..numerics import canonical_f32, canonical_f64, flush
@@ -84,6 +84,7 @@ def apply(
     saturates: bool = False,
     relu: bool = False,
     count: int = 2,
+    narrow: tuple[str, ...] = (),
 ) -> Step:
     """A step of a function on floating-point operands of a type.
 
@@ -93,9 +94,20 @@ def apply(
         function: on float32 (for 16-bit types, too) or float64 arrays.
         flushes, saturates, relu: the modifiers .ftz, .sat and .relu.
         count: number of operands.
+        narrow: for each operand, a type of 16 bits that it has instead, or "".
     """
     stored = storage(kind)
-    sources = [d.source(place + 1, stored) for place in range(count)]
+    kinds = [each or stored for each in narrow] or [stored] * count
+    sources = [d.source(place + 1, storage(each)) for place, each in enumerate(kinds)]
+    if narrow:
+        inner = function
+
+        def function(*operands: Any) -> Array:
+            wide = [
+                expand(v, each).reshape(np.shape(v) or (32,)) if each else v
+                for v, each in zip(operands, narrow, strict=True)
+            ]
+            return inner(*wide)
 
     def finish(values: Array) -> Array:
         if saturates:
@@ -148,9 +160,16 @@ def two_operands(d: Decoder, kind: str, opcode: str) -> Step:
     flags = {"flushes": d.modifiers.flag("ftz"), "saturates": d.modifiers.flag("sat")}
     function: Callable[..., Array]
     function = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[opcode]
-    if mode != "rn":
+    narrow = d.modifiers.one_of("f16", "bf16", default="") if kind == "f32" else ""
+    if narrow:
+        d.expect(3)
+        if opcode == "mul":
+            d.refuse("mul has no operands of another type")
+    if mode != "rn" and kind == "f64":
+        function = exact.function_of(opcode, kind, mode)
+    elif mode != "rn":
         if kind not in ("f32", "f32x2"):
-            d.refuse(f"the rounding .{mode} is not supported for this type")
+            d.refuse(f"{opcode}.{mode}.{kind}: this type is rounded to nearest")
         function = {
             "add": lambda a, b: numerics.add_f32(a, b, mode),
             "sub": lambda a, b: numerics.add_f32(a, -np.asarray(b), mode),
@@ -158,6 +177,8 @@ def two_operands(d: Decoder, kind: str, opcode: str) -> Step:
                 np.asarray(a, np.float64) * np.asarray(b, np.float64), None, mode
             ),
         }[opcode]
+    if narrow:
+        return apply(d, kind, function, **flags, narrow=(narrow, ""))
     return apply(d, kind, function, **flags)
 
 
@@ -168,10 +189,10 @@ def fused(d: Decoder, kind: str) -> Step:
     flushes, saturates = d.modifiers.flag("ftz"), d.modifiers.flag("sat")
     relu = d.modifiers.flag("relu")
     if kind == "f64":
-        if mode != "rn":
-            d.refuse(f"fma.{mode}.f64 is not supported")
-        return apply(d, kind, _fma_f64, count=3)
+        function = _fma_f64 if mode == "rn" else exact.function_of("fma", kind, mode)
+        return apply(d, kind, function, count=3)
     if kind not in _HALVES:
+        narrow = d.modifiers.one_of("f16", "bf16", default="") if kind == "f32" else ""
         return apply(
             d,
             kind,
@@ -179,7 +200,10 @@ def fused(d: Decoder, kind: str) -> Step:
             flushes=flushes,
             saturates=saturates,
             count=3,
+            narrow=(narrow, narrow, "") if narrow else (),
         )
+    if mode != "rn":
+        d.refuse(f"fma.{mode}.{kind}: this type is rounded to nearest")
     stored = storage(kind)
     sources = [d.source(place, stored) for place in (1, 2, 3)]
     name = "bf16" if kind[0] == "b" else "f16"
@@ -238,10 +262,16 @@ def divide(d: Decoder, kind: str) -> Step:
     Beyond that `.approx` multiplies with a reciprocal of 0.
     """
     d.expect(3)
-    mode = d.modifiers.one_of(*_ROUNDINGS, "approx", "full", default="rn")
-    if mode in ("rz", "rp", "rm"):
-        d.refuse(f"div.{mode} is not supported")
-    function = _divide_approximately if mode == "approx" else np.divide
+    mode = d.modifiers.one_of(*_ROUNDINGS, "approx", "full", default="")
+    if not mode or kind not in ("f32", "f64") or (kind == "f64" and mode in ("approx", "full")):
+        d.refuse(f"div.{kind} is for f32 and f64 and needs a rounding, .approx or .full (f32)")
+    function: Callable[..., Array] = np.divide
+    if mode == "approx":
+        function = _divide_approximately
+    elif mode in ("rz", "rp", "rm"):
+        function = exact.function_of("div", kind, mode)
+    if kind == "f64" and "ftz" in d.modifiers.left:
+        d.refuse("div.f64 has no .ftz")
     return apply(d, kind, function, flushes=d.modifiers.flag("ftz"))
 
 
@@ -294,16 +324,38 @@ def sign(d: Decoder, kind: str, opcode: str) -> Step:
     return apply(d, kind, function, flushes=flushes, count=1)
 
 
+# Types of each function with .approx; those of "rounded" ones have roundings for f32 and f64, too.
+_APPROXIMATE: dict[str, tuple[str, ...]] = {
+    "rcp": ("f32", "f64"),
+    "sqrt": ("f32",),
+    "rsqrt": ("f32", "f64"),
+    "ex2": ("f32", "f16", "f16x2", "bf16", "bf16x2"),
+    "tanh": ("f32", "f16", "f16x2", "bf16", "bf16x2"),
+}
+_ROUNDED = ("rcp", "sqrt")
+
+
 def _one_operand(function: Callable[[Array], Array]) -> Callable[[Decoder], Step]:
     """A builder of a function that is computed in float64 and rounded once."""
 
     def build(d: Decoder) -> Step:
         d.expect(2)
-        mode = d.modifiers.one_of(*_ROUNDINGS, "approx", default="rn")
-        if mode in ("rz", "rp", "rm"):
-            d.refuse(f"{d.opcode}.{mode} is not supported")
+        mode = d.modifiers.one_of(*_ROUNDINGS, "approx", default="")
         flushes = d.modifiers.flag("ftz")
         kind = d.modifiers.one_of(*FLOATS)
+        if mode == "approx":
+            known = _APPROXIMATE.get(d.opcode, ("f32",))
+        else:
+            known = ("f32", "f64") if d.opcode in _ROUNDED and mode else ()
+        if kind not in known:
+            what = f"{d.opcode}{f'.{mode}' if mode else ''}.{kind}"
+            rest = " or a rounding" if d.opcode in _ROUNDED else ""
+            d.refuse(f"{what}: {d.opcode} needs .approx{rest}, and has not all types")
+        if kind == "f64" and mode == "approx":
+            d.refuse(f"which bits {d.opcode}.approx.f64 gives is not known to the simulator")
+        if mode in ("rz", "rp", "rm"):
+            directed = exact.function_of(d.opcode, kind, mode)
+            return apply(d, kind, directed, flushes=flushes, count=1)
 
         def rounded(a: Array) -> Array:
             result = function(np.asarray(a, np.float64))
