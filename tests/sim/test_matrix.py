@@ -293,6 +293,38 @@ def test_mma(evaluate: Callable[..., Any], rng: Any, shape: str, a: str, b: str,
             assert np.array_equal(half, want.astype(np.float16))
 
 
+@pytest.mark.parametrize("shape", ["m8n8k4", "m16n8k4", "m16n8k8", "m16n8k16"])
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "rounded"])
+def test_mma_of_doubles(evaluate: Callable[..., Any], rng: Any, shape: str, exact: bool) -> None:
+    """PTX ISA 9.7.14.5.14: sums that are exact, and such as are rounded for every product."""
+    m, k = (16 if shape.startswith("m16") else 8), int(shape.partition("k")[2])
+
+    def matrix(rows: int, columns: int) -> np.ndarray:
+        if exact:
+            return rng.integers(-1000, 1000, (rows, columns)).astype(np.float64)
+        return rng.normal(size=(rows, columns))
+
+    a, b, c = matrix(m, k), matrix(k, 8), matrix(m, 8)
+    left = [a[G + 8 * (r & 1) if m == 16 else G, T + 4 * (r >> 1 if m == 16 else r)]
+            for r in range(m * k // 32)]  # fmt: skip
+    right = [b[T + 4 * r, G] for r in range(k // 4)]
+    held = [c[c_positions(m, i)] for i in range(m // 4)]
+    inputs = [*left, *right, *held]
+    names = iter(f"%a{i}" for i in range(len(inputs)))
+    operands = ["{" + ", ".join(next(names) for _ in part) + "}" for part in (left, right, held)]
+    outputs = ", ".join(f"%d{i}" for i in range(len(held)))
+    body = f"mma.sync.aligned.{shape}.row.col.f64.f64.f64.f64 {{{outputs}}}, {', '.join(operands)};"
+    found = evaluate(body, inputs, [np.float64] * len(held))
+    total = a @ b + c
+    sizes = np.abs(a) @ np.abs(b) + np.abs(c)
+    for i, values in enumerate(found):
+        place = c_positions(m, i)
+        if exact:
+            assert (values == total[place]).all()
+        else:
+            assert (np.abs(values - total[place]) <= (k + 2) * 2.0**-52 * sizes[place]).all()
+
+
 def test_integer_mma_saturates_if_asked(evaluate: Callable[..., Any]) -> None:
     ones = np.full(32, 0x7F7F7F7F, np.uint32)
     c = np.full(32, 2**31 - 10, np.int32).view(np.uint32)

@@ -7,9 +7,7 @@ rounded to odd where float64 cannot hold them. `.approx` functions are the exact
 devices differ from that in the last bits.
 """
 
-import math
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -189,7 +187,7 @@ def fused(d: Decoder, kind: str) -> Step:
     flushes, saturates = d.modifiers.flag("ftz"), d.modifiers.flag("sat")
     relu = d.modifiers.flag("relu")
     if kind == "f64":
-        function = _fma_f64 if mode == "rn" else exact.function_of("fma", kind, mode)
+        function = numerics.fma_f64 if mode == "rn" else exact.function_of("fma", kind, mode)
         return apply(d, kind, function, count=3)
     if kind not in _HALVES:
         narrow = d.modifiers.one_of("f16", "bf16", default="") if kind == "f32" else ""
@@ -237,23 +235,6 @@ def _f16_of_f64(values: Array) -> Array:
     codes = values.astype(np.float16).view(np.uint16)
     nan = np.isnan(values)
     return np.where(nan, np.uint16(0x7FFF), codes) if nan.any() else codes
-
-
-def _fma_f64(a: Any, b: Any, c: Any) -> Array:
-    """float64 a * b + c with one rounding, element by element in exact arithmetic."""
-
-    def single(x: float, y: float, z: float) -> float:
-        plain = x * y + z
-        if not all(map(np.isfinite, (x, y, z))):
-            return plain
-        exact = Fraction(x) * Fraction(y) + Fraction(z)
-        try:
-            return math.copysign(float(exact), exact) if exact else plain
-        except OverflowError:
-            return float(np.copysign(np.inf, plain))
-
-    found: Array = np.vectorize(single, otypes=[np.float64])(a, b, c)
-    return found
 
 
 def divide(d: Decoder, kind: str) -> Step:

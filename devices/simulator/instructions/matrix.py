@@ -282,14 +282,19 @@ def multiply_accumulate(d: Decoder) -> Step:
     """PTX ISA 9.7.14.5.14."""
     modifiers = d.modifiers
     shape = modifiers.one_of(
-        *(f"m16n8k{k}" for k in (4, 8, 16, 32, 64, 128, 256)), *(f"m8n8k{k}" for k in (16, 32, 128))
+        *(f"m16n8k{k}" for k in (4, 8, 16, 32, 64, 128, 256)),
+        *(f"m8n8k{k}" for k in (4, 16, 32, 128)),
     )
     modifiers.one_of("row")
     modifiers.one_of("col")
     f8f6f4 = modifiers.flag("kind::f8f6f4")
+    if shape == "m8n8k4" and "f64" not in modifiers.left:
+        d.refuse("how mma.m8n8k4 of f16 spreads over groups of threads is not simulated")
     saturates = modifiers.flag("satfinite")
     if "block_scale" in modifiers.left:
         d.refuse("mma with block scales is not supported here")
+    if "f64" in modifiers.left:
+        modifiers.flag("rn")
     bitwise, popc = modifiers.one_of("xor", "and", default=""), modifiers.flag("popc")
     kinds = list(modifiers.left)
     modifiers.left.clear()
@@ -300,6 +305,8 @@ def multiply_accumulate(d: Decoder) -> Step:
         d.refuse(wrong)
     k = int(shape.partition("k")[2])
     d.expect(4)
+    if kinds[0] == "f64":
+        return _product_of_doubles(d, 16 if shape.startswith("m16") else 8, k)
     if bitwise:
         return _product(d, shape, kinds, k, 1, _bit_product(bitwise), saturates)
     width = _INTEGER.get(kinds[1]) or _FLOAT[kinds[1]]
@@ -309,6 +316,42 @@ def multiply_accumulate(d: Decoder) -> Step:
         return left @ right.transpose(0, 2, 1)
 
     return _product(d, shape, kinds, k, width, product, saturates)
+
+
+def _product_of_doubles(d: Decoder, m: int, k: int) -> Step:
+    """Products of float64, by the rule of the others with one element in each register.
+
+    Every product is added with one rounding, in the order of k; the hardware's order is its own.
+    """
+    a, b, c = (d.sources(place, "f64") for place in (1, 2, 3))
+    results = d.targets(0, "f64")
+    wanted = (m * k // 32, k // 4, m // 4)
+    if (len(a), len(b), len(c)) != wanted or len(results) != len(c):
+        d.refuse(f"mma of this shape has {wanted} registers for A, B and C")
+
+    def step(group: Group) -> None:
+        values = [stacked(part, group) for part in (a, b, c)]
+        left = fragments.a_matrix(values[0][0][..., None])
+        right = fragments.b_matrix(values[1][0][..., None])
+        total = fragments.c_matrix(values[2][0])
+        for place in range(k):
+            total = numerics.fma_f64(left[:, :, place, None], right[:, None, :, place], total)
+        found = numerics.canonical_f64(fragments.c_registers(total))
+        wild = np.zeros(total.shape, np.bool_)
+        if values[0][1] is not None:
+            lines = (fragments.a_matrix(values[0][1][..., None]) != 0).any(axis=2)
+            wild = wild | lines[:, :, None]
+        if values[1][1] is not None:
+            lines = (fragments.b_matrix(values[1][1][..., None]) != 0).any(axis=2)
+            wild = wild | lines[:, None, :]
+        if values[2][1] is not None:
+            wild = wild | (fragments.c_matrix(values[2][1]) != 0)
+        bits = np.where(fragments.c_registers(wild), np.uint64(2**64 - 1), np.uint64(0))
+        for place, target in enumerate(results):
+            part = bits[:, place]
+            target.put(group, found[:, place], part if part.any() else None)
+
+    return step
 
 
 def _bit_product(operation: str) -> Callable[[Array, Array], Array]:
