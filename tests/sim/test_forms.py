@@ -141,6 +141,9 @@ LEGAL = [
     "fma.rz.f64 fd0, fd1, fd2, fd3;",
     "fma.rn.f32.bf16 f0, h1, h2, f3;",
     "add.f32.f16 f0, h1, f3;",
+    "vadd4.s32.u32.s32.sat r0, r1, r2, r3;",
+    "vabsdiff4.u32.u32.u32.add r0, r1, r2, r3;",
+    "vset2.s32.u32.ge r0, r1, r2, r3;",
     # PTX ISA 9.7.9.8-11
     "ld.shared.b128 q0, [rd0];",
     "st.relaxed.gpu.global.b128 [rd0], q0;",
@@ -247,6 +250,8 @@ ILLEGAL = [
     ("sin.f32 f0, f1;", "needs .approx"),
     ("shfl.up.b32 r0|p0, r1, 1, 0;", "does not know this instruction"),
     ("vote.any.pred p0, p1;", "does not know this instruction"),
+    ("vadd4.u32.u32.u32.sat.add r0, r1, r2, r3;", "has .sat or .add"),
+    ("vadd4.u32.u32.u32 r0, r1, r2;", "with 3 operands"),
     ("ld.release.gpu.global.u32 r0, [rd0];", "ld has no .release"),
     ("st.acquire.gpu.global.u32 [rd0], r0;", "st has no .acquire"),
     ("ld.acquire.global.u32 r0, [rd0];", "needs a scope"),

@@ -28,6 +28,12 @@ PUT_TOGETHER = {
     ),
     "tcgen05.mma.ws": ("test_tcgen05.py", 'op=".ws"'),
     **{
+        f"{name}{count}": ("test_integer.py", f'"{name}"')
+        for name in ("vadd", "vsub", "vabsdiff", "vmin", "vmax")
+        for count in (2, 4)
+    },
+    **{f"vset{count}": ("test_integer.py", "vset{count}.s32.s32.ge") for count in (2, 4)},
+    **{
         f"{barrier}.{what}": ("test_opcodes.py", f"{{opcode}}.{what}")
         for barrier in ("bar", "bar.cta", "barrier", "barrier.cta")
         for what in ("sync", "arrive", "red")

@@ -23,6 +23,7 @@ from . import (
     tensor_core,
     tensor_memory,
     tensor_transfers,
+    video,
     warp,
     wgmma,
 )
@@ -50,6 +51,7 @@ __all__ = [
     "tensor_core",
     "tensor_memory",
     "tensor_transfers",
+    "video",
     "warp",
     "wgmma",
 ]
