@@ -325,6 +325,61 @@ def test_mma_of_doubles(evaluate: Callable[..., Any], rng: Any, shape: str, exac
             assert (np.abs(values - total[place]) <= (k + 2) * 2.0**-52 * sizes[place]).all()
 
 
+@pytest.mark.parametrize("order_a", ["row", "col"])
+@pytest.mark.parametrize("order_b", ["row", "col"])
+@pytest.mark.parametrize(("d", "c"), [("f32", "f32"), ("f32", "f16"), ("f16", "f16")])
+def test_four_products_of_quarter_warps(
+    evaluate: Callable[..., Any], rng: Any, order_a: str, order_b: str, d: str, c: str
+) -> None:
+    """PTX ISA 9.7.14.5.1, element by element as its tables say."""
+    left = rng.integers(-8, 8, (4, 8, 4)).astype(np.float16)
+    right = rng.integers(-8, 8, (4, 4, 8)).astype(np.float16)
+    held = rng.integers(-64, 64, (4, 8, 8)).astype(np.float16)
+    exact = left.astype(float) @ right.astype(float) + held
+
+    def place(lane: int, i: int, kind: str) -> tuple[int, int]:
+        upper = 4 if lane >= 16 else 0
+        if kind == "f16":
+            return lane % 4 + upper, i
+        return (lane & 1) + (i & 2) + upper, (i & 4) + (lane & 2) + (i & 1)
+
+    def packed_halves(elements: np.ndarray) -> list[np.ndarray]:
+        """Registers of halves [32, count]."""
+        words = np.ascontiguousarray(elements).view(np.uint32)
+        return [np.ascontiguousarray(words[:, r]) for r in range(words.shape[1])]
+
+    a, b = np.zeros((32, 4), np.float16), np.zeros((32, 4), np.float16)
+    before = np.zeros((32, 8), np.float16)
+    for lane in range(32):
+        quarter, upper = lane % 16 // 4, 4 if lane >= 16 else 0
+        for i in range(4):
+            along = (lane % 4 + upper, i) if order_a == "row" else (i + upper, lane % 4)
+            a[lane, i] = left[quarter][along]
+            across = (lane % 4, i + upper) if order_b == "row" else (i, lane % 4 + upper)
+            b[lane, i] = right[quarter][across]
+        for i in range(8):
+            before[lane, i] = held[quarter][place(lane, i, c)]
+    if c == "f16":
+        c_regs = packed_halves(before)
+    else:
+        c_regs = [before[:, i].astype(np.float32).view(np.uint32) for i in range(8)]
+    inputs = [*packed_halves(a), *packed_halves(b), *c_regs]
+    names = ", ".join(f"%a{4 + i}" for i in range(len(c_regs)))
+    count = 8 if d == "f32" else 4
+    outputs = ", ".join(f"%d{i}" for i in range(count))
+    body = f"mma.sync.aligned.m8n8k4.{order_a}.{order_b}.{d}.f16.f16.{c} {{{outputs}}},"
+    body += f" {{%a0, %a1}}, {{%a2, %a3}}, {{{names}}};"
+    found = evaluate(body, inputs, [np.uint32] * count)
+    for lane in range(32):
+        for i in range(8):
+            row, column = place(lane, i, d)
+            if d == "f32":
+                value = float(found[i][lane : lane + 1].view(np.float32)[0])
+            else:
+                value = float(found[i >> 1].view(np.float16).reshape(32, 2)[lane, i & 1])
+            assert value == exact[lane % 16 // 4, row, column]
+
+
 def test_integer_mma_saturates_if_asked(evaluate: Callable[..., Any]) -> None:
     ones = np.full(32, 0x7F7F7F7F, np.uint32)
     c = np.full(32, 2**31 - 10, np.int32).view(np.uint32)
