@@ -191,6 +191,8 @@ def test_bounds_of_accumulations() -> None:
         ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {", {"f32"}),
         ("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {\ncvt.rn.bf16.f32", {"f32", "bf16"}),
         ("tcgen05.mma.cta_group::1.kind::f16 [", {"f32", "f16"}),
+        ("wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32 {", {"f32", "f16"}),
+        ("wmma.mma.sync.aligned.row.col.m16n16k16.s32.s8.s8.s32 {", set()),
         ("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {\ncvt.rn.f16.f32 a", {"f32", "f16"}),
     ],
 )  # fmt: skip

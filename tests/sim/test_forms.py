@@ -81,6 +81,10 @@ LEGAL = [
     mma("m16n8k4.row.col.f64.f64.f64.f64", 4, 2, 1),
     mma("m16n8k8.row.col.rn.f64.f64.f64.f64", 4, 4, 2),
     mma("m16n8k16.row.col.f64.f64.f64.f64", 4, 8, 4),
+    # PTX ISA 9.7.14.4
+    "wmma.load.a.sync.aligned.row.m8n32k16.global.bf16 {r0, r1}, [rd0];",
+    "wmma.load.c.sync.aligned.col.m16n16k16.global.f16 {r0, r1, r2, r3}, [rd0], r5;",
+    "wmma.mma.sync.aligned.row.col.m8n8k4.f64.f64.f64.f64.rn {fd0, fd1}, {fd2}, {fd3}, {fd4, fd5};",
     # PTX ISA 9.7.14.5.15-16
     "ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {r0, r1}, [rd0];",
     "ldmatrix.sync.aligned.m16n16.x2.trans.shared.b8x16.b6x16_p32 {r0, r1, r2, r3}, [rd0];",
@@ -173,6 +177,8 @@ ILLEGAL = [
     (mma("m16n8k8.row.col.rn.f32.f16.f16.f32", 4, 2, 1), "has the types of D, A, B and C"),
     (mma("m16n8k32.row.col.f64.f64.f64.f64", 4, 8, 4), "the shapes for f64 and f64"),
     (mma("m8n8k4.row.col.f16.f16.f16.f32", 4, 2, 2, 8), "of D in f16 and C in f32"),
+    ("wmma.load.a.sync.aligned.row.m16n16k8.global.bf16 {r0, r1}, [rd0];", "of m16n16k8 and bf16"),
+    ("wmma.load.a.sync.aligned.row.m16n16k16.global.bf16 {r0, r1}, [rd0];", "has 4 registers"),
     ("ldmatrix.sync.aligned.m16n16.x1.shared.b8 {r0, r1}, [rd0];", "m16n16 needs .trans"),
     ("ldmatrix.sync.aligned.m16n16.x1.trans.shared.b16 {r0, r1}, [rd0];", "m16n16 has .b8"),
     ("ldmatrix.sync.aligned.m16n16.x1.trans.shared.s8.s4 {r0, r1}, [rd0];", "m16n16 has .b8"),

@@ -27,6 +27,7 @@ from . import (
     video,
     warp,
     wgmma,
+    wmma,
 )
 
 __all__ = [
@@ -56,4 +57,5 @@ __all__ = [
     "video",
     "warp",
     "wgmma",
+    "wmma",
 ]

@@ -36,6 +36,8 @@ def convert(d: Decoder) -> Step:
         d.refuse("cvt has the types of its result and its operand")
     modifiers.left.clear()
     to, of = kinds
+    if "s2f6x2" in kinds:
+        d.refuse("what becomes of NaN in a conversion to s2f6x2 is not known")
     flags = {"ftz": flushes, "sat": saturates, "finite": finite, "relu": relu}
     if to in _PAIRS:
         if of not in (*_PAIRS, "f32"):
