@@ -23,7 +23,8 @@ from .groups import Array
 _TRUNCATED = 2.0**-23
 _TRUNCATED_OF_8_BITS = 2.0**-13
 _ROUNDED_F16 = 2.0**-11
-_SMALLEST = {"f16": 2.0**-24, "f32": 2.0**-149}
+_ROUNDED_F64 = 2.0**-53
+_SMALLEST = {"f16": 2.0**-24, "f32": 2.0**-149, "f64": 0.0}
 _NARROW = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")
 
 
@@ -33,13 +34,15 @@ def bound(a: Array, b: Array, before: Any, kind: str, of: str) -> Array:
     Args:
         a, b: float64 [..., M, K] and [..., K, N], with their scales.
         before: C, float64 [..., M, N].
-        kind: PTX type of the accumulator, f16 or f32.
+        kind: PTX type of the accumulator: f16, f32, or f64, whose sums are rounded to nearest.
         of: PTX type of the elements.
     """
     k = a.shape[-1]
     sizes = np.abs(a) @ np.abs(b) + np.abs(before)
     blocks = math.ceil(k / 4)
     relative = (k + blocks + 2) * (_TRUNCATED_OF_8_BITS if of in _NARROW else _TRUNCATED)
+    if kind == "f64":
+        relative = 2 * (k + 1) * _ROUNDED_F64
     if kind == "f16":
         relative += (blocks + 1) * _ROUNDED_F16
     found: Array = relative * sizes + _SMALLEST[kind]

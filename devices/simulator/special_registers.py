@@ -8,6 +8,9 @@ from .groups import WARP, Array
 from .launch_shape import Dim, Shape
 from .program import SHARED_BASE
 
+_SMEM_UNIT = 128
+"""Shared memory is given to CTAs in multiples of so many bytes (PTX ISA 10.30)."""
+
 
 def special_values(shape: Shape, ctas: list[Dim], grid: Dim, static_bytes: int) -> dict[str, Array]:
     """Values, uint64 [warps, 32], of those that do not change while a wave runs.
@@ -65,9 +68,10 @@ def special_values(shape: Shape, ctas: list[Dim], grid: Dim, static_bytes: int) 
     set_rows("%cluster_nctarank", shape.cluster_size)
     set_rows("%is_explicit_cluster", int(shape.cluster_size > 1))
     set_rows("%dynamic_smem_size", shape.smem_bytes)
-    set_rows("%total_smem_size", static_bytes + shape.smem_bytes)
+    used = -(-(static_bytes + shape.smem_bytes) // _SMEM_UNIT) * _SMEM_UNIT
+    set_rows("%total_smem_size", used)
     # The system's part of shared memory lies ahead of the variables.
-    set_rows("%aggr_smem_size", SHARED_BASE + static_bytes + shape.smem_bytes)
+    set_rows("%aggr_smem_size", SHARED_BASE + used)
     set_rows("%reserved_smem_offset_begin", 0)
     set_rows("%reserved_smem_offset_end", SHARED_BASE)
     set_rows("%reserved_smem_offset_cap", SHARED_BASE)

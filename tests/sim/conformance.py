@@ -49,7 +49,7 @@ FAILURES = ("differs", "beyond the bound", "card fault", "no end", "wrong produc
 Judge = Callable[[int, Memory], str | None]
 """Says what is wrong with an allocation, of its address and memory; None for "not my matter"."""
 
-_FLOATS = {"f32": np.uint32, "f16": np.uint16, "bf16": np.uint16}
+_FLOATS = {"f64": np.uint64, "f32": np.uint32, "f16": np.uint16, "bf16": np.uint16}
 _MMA = re.compile(
     r"\b(?:mma|wgmma|tcgen05)[.\w:]*\.(f32|f16)\.(?:f16|bf16|tf32|e\dm\d)\.(?:f16|bf16|tf32|e\dm\d)"
 )
@@ -59,6 +59,8 @@ _NARROWS = re.compile(r"\bcvt\.\w+(?:\.\w+)*?\.(bf16|f16)(?:x2)?\.f32")
 def kinds_of_sums(ptx: str) -> set[str]:
     """Types in which results of floating MMA may reach memory; none if the kernel has no such."""
     kinds = set(_MMA.findall(ptx))
+    if re.search(r"mma[.\w]*\.f64\.f64\.f64\.f64", ptx):
+        kinds.add("f64")
     # A descriptor says which, or not all types are named.
     if "tcgen05.mma" in ptx or re.search(r"wmma\.mma[.\w]*\.f(16|32)\.f(16|32)", ptx):
         kinds |= {"f32", "f16"}
@@ -71,7 +73,8 @@ def numbers(data: np.ndarray, kind: str) -> np.ndarray:
     if kind == "bf16":
         wide = data[:size].view(np.uint16).astype(np.uint32) << np.uint32(16)
         return wide.view(np.float32).astype(np.float64)
-    return data[:size].view(np.float16 if kind == "f16" else np.float32).astype(np.float64)
+    dtype = {"f16": np.float16, "f32": np.float32, "f64": np.float64}[kind]
+    return data[:size].view(dtype).astype(np.float64)
 
 
 _ENDS = ((-1.0, None), (1.0, None), *((1.0, seed) for seed in range(4)))

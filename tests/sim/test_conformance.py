@@ -175,6 +175,8 @@ def test_bounds_of_accumulations() -> None:
     assert bound == pytest.approx(5 * 2.0**-13 * size)
     bound = float(accumulation.bound(a, b, 0.0, "f16", "f16")[0, 0])
     assert bound == pytest.approx((5 * 2.0**-23 + 2 * 2.0**-11) * size + 2.0**-24)
+    bound = float(accumulation.bound(a, b, 0.0, "f64", "f64")[0, 0])
+    assert bound == pytest.approx(6 * 2.0**-53 * size)
     total = np.array([[np.inf]])
     same = accumulation.Sums(1.0, None).moved(total, a * np.inf, b, 0.0, "f32", "f16")
     assert same == total
@@ -191,6 +193,7 @@ def test_bounds_of_accumulations() -> None:
         ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {", {"f32"}),
         ("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {\ncvt.rn.bf16.f32", {"f32", "bf16"}),
         ("tcgen05.mma.cta_group::1.kind::f16 [", {"f32", "f16"}),
+        ("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {", {"f64"}),
         ("wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32 {", {"f32", "f16"}),
         ("wmma.mma.sync.aligned.row.col.m16n16k16.s32.s8.s8.s32 {", set()),
         ("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {\ncvt.rn.f16.f32 a", {"f32", "f16"}),
@@ -324,6 +327,24 @@ def test_the_start_of_shared_memory() -> None:
     for start, size, fits in ((0x400, 4096, True), (0x440, 4096, False), (0x400, 0, False)):
         theirs = np.array([start, size], np.uint32)
         assert bool(known.reason(name, [memory(ours, ours, theirs)])) == fits
+
+
+def test_approximations_are_close() -> None:
+    name = "test_opcodes.py::test_functions_of_one_operand[sin]"
+    ours = np.array([0.5, np.nan, 1.0], np.float32)
+    near = np.array([0.5 + 2.0**-21, np.nan, 1.0], np.float32)
+    assert known.reason(name, [memory(ours, ours, near)])
+    for wrong in ([0.5 + 2.0**-18, 0, 1.0], [0.5, 2.0, 1.0], [0.5, np.nan, np.inf]):
+        assert not known.reason(name, [memory(ours, ours, np.array(wrong, np.float32))])
+
+
+def test_the_systems_part_of_shared_memory() -> None:
+    name = "test_scalar_forms.py::test_special_registers_of_memory_and_time"
+    ours = np.array([1792, 768, 0, 1024, 0, 0, 1024, 0], np.uint32)
+    theirs = np.array([2048, 1024, 0, 1024, 77, 5, 1024, 0], np.uint32)
+    assert known.reason(name, [memory(ours, ours, theirs)])
+    theirs[1] = 512
+    assert not known.reason(name, [memory(ours, ours, theirs)])
 
 
 @pytest.mark.parametrize(

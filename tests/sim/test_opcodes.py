@@ -419,7 +419,7 @@ def test_hints_change_nothing(run_ptx: Callable[..., Any]) -> None:
         + """
       createpolicy.fractional.L2::evict_last.b64 x, 0f3F800000;
       prefetch.global.L2 [base]; prefetchu.L1 [base];
-      applypriority.global.L2::evict_normal [base], 128; discard.global.L2 [base], 128;
+      applypriority.global.L2::evict_normal [base], 128;
       griddepcontrol.wait; griddepcontrol.launch_dependents;
       nanosleep.u32 20; pmevent 3;
       fence.proxy.async::generic.acquire.sync_restrict::shared::cluster.cluster;
@@ -431,6 +431,28 @@ def test_hints_change_nothing(run_ptx: Callable[..., Any]) -> None:
     out = np.arange(32, dtype=np.uint32)
     run_ptx(body, {"out": out})
     assert out.tolist() == [2 * i for i in range(32)]
+
+
+def test_discarded_memory_is_undefined(run_ptx: Callable[..., Any]) -> None:
+    """PTX ISA 9.7.9.17: until something is written there; of whole lines."""
+    body = (
+        START
+        + """
+      setp.eq.u32 p, t, 0; @p discard.global.L2 [base+128], 128;
+      st.global.u32 [at+128], t;
+      ld.global.u32 v, [at+128]; st.global.u32 [at], v;
+    """
+    )
+    room = np.zeros(128, np.uint32)
+    start = (-room.ctypes.data % 128) // 4
+    out = room[start : start + 64]
+    run_ptx(body, {"out": out})
+    assert out[:32].tolist() == list(range(32))
+    early = body.replace("st.global.u32 [at+128], t;", "")
+    with pytest.raises(errors.PoisonError):
+        run_ptx(early, {"out": out})
+    with pytest.raises(errors.AlignmentError):
+        run_ptx(body.replace("base+128]", "base+64]"), {"out": out})
 
 
 def test_breakpoints_stop(run_ptx: Callable[..., Any]) -> None:

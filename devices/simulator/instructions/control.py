@@ -7,9 +7,12 @@ import numpy as np
 from ..decoder import STOP, Decoder, Step, instruction
 from ..errors import PoisonError, TrapError, UndefinedBehaviorError
 from ..groups import Group
-from ..memory import fault
-from ..ptx_syntax import Label, Register, Symbol, Vector
+from ..memory import fault, window_of
+from ..ptx_syntax import Integer, Label, Register, Symbol, Vector
 from .data import require_defined
+
+_LINE_BYTES = 128
+"""What `discard` is about."""
 
 
 @instruction("bra")
@@ -234,7 +237,30 @@ def _proxy_fence(d: Decoder) -> Step:
     return nothing
 
 
-@instruction("prefetch", "prefetchu", "applypriority", "discard")
+@instruction("discard")
+def discard(d: Decoder) -> Step:
+    """PTX ISA 9.7.9.17: 128 bytes of global memory become undefined."""
+    space = d.modifiers.one_of("global", default="")
+    d.modifiers.one_of("L2")
+    d.expect(2)
+    if d.operands[1] != Integer(_LINE_BYTES):
+        d.refuse("discard is of 128 bytes")
+    addresses, machine = d.address(0), d.machine
+
+    def step(group: Group) -> int | None:
+        at = addresses.read(group)
+        if space == "" and (window_of(at)[group.active()] != 0).any():
+            told = "discard of memory that is not global"
+            raise fault(UndefinedBehaviorError, told, group, window_of(at) != 0)
+        machine.memory.locate(group, at, _LINE_BYTES, True)
+        for address in np.unique(at[group.active()]).tolist():
+            machine.memory.discard(int(address), _LINE_BYTES)
+        return None
+
+    return step
+
+
+@instruction("prefetch", "prefetchu", "applypriority")
 def hint(d: Decoder) -> Step:
     """PTX ISA 9.7.9.14-17: hints to caches."""
     d.modifiers.ignore("global", "local", "L1", "L2")

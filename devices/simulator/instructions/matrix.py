@@ -334,6 +334,8 @@ def _product_of_doubles(d: Decoder, m: int, k: int) -> Step:
         total = fragments.c_matrix(values[2][0])
         for place in range(k):
             total = numerics.fma_f64(left[:, :, place, None], right[:, None, :, place], total)
+        before = fragments.c_matrix(values[2][0])
+        total = d.machine.sums.moved(total, left, right.transpose(0, 2, 1), before, "f64", "f64")
         found = numerics.canonical_f64(fragments.c_registers(total))
         wild = np.zeros(total.shape, np.bool_)
         if values[0][1] is not None:
