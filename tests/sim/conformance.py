@@ -197,6 +197,9 @@ class Comparison:
             row["outcome"] = "rejected by the assembler" if refused else "card fault"
             row["error"] = str(error)
             return
+        except Exception as error:  # of this script or its card: a failure, and no reason to stop
+            row |= {"outcome": "card fault", "error": repr(error)}
+            return
         memories = [
             Memory(before, *without_maps(before, ours, theirs))
             for (_, before), ours, theirs in zip(places, simulated, found, strict=True)

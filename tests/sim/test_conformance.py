@@ -498,3 +498,13 @@ def test_a_rejected_kernel_is_counted() -> None:
 
     (found,) = run_mma(Refusing())
     assert found["outcome"] == "rejected by the assembler"
+
+
+def test_what_goes_wrong_in_the_comparison_is_a_failure_of_its_launch() -> None:
+    class Broken(SimulatedCard):
+        def run(self, *_: Any) -> list[np.ndarray]:
+            raise ValueError("no such enumeration")
+
+    (found,) = run_mma(Broken())
+    assert found["outcome"] == "card fault"
+    assert "no such enumeration" in found["error"]
