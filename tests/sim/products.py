@@ -101,9 +101,12 @@ def compare_products(comparison: Any, seed: int, only: int | None = None) -> Non
     """Multiplies random products in the simulator, and through `comparison` on its card."""
     rng = np.random.default_rng(seed)
     torch.manual_seed(seed)
+    part, parts = comparison.shard
     for number, case in enumerate(cases(rows_for(comparison.card.name), rng)):
         if only is not None and number >= only:
             return
+        if number % parts != part:
+            continue
         comparison.begin(case.name)
         try:
             _multiply(comparison, case)

@@ -491,6 +491,35 @@ def test_a_run_from_end_to_end(tmp_path: Path) -> None:
     assert failure["examples"] == [{"word": "0", "simulator": "0x00000007", "card": "0x00000008"}]
 
 
+def test_parts_are_joined() -> None:
+    about = {"name": "a card", "driver_version": 13000, "target": "sm_90a"}
+    parts = [
+        {"rows": [row("equal")], "status": 0, "card": about},
+        {"rows": [row("differs")], "status": 5, "card": about},  # no tests in this part
+    ]
+    comparison, status = conformance.joined(parts)
+    assert (status, len(comparison.rows), comparison.card.name) == (0, 2, "a card")
+    assert conformance.joined([*parts, None])[1] == 1
+    assert conformance.joined([parts[0], {**parts[0], "status": 1}])[1] == 1
+    assert conformance.status_of(conformance.report(comparison, status, 1.0)) == 1
+
+
+def test_parts_have_every_test_once(tmp_path: Path) -> None:
+    test = tmp_path / "test_three.py"
+    test.write_text("def test_a(): pass\ndef test_b(): pass\ndef test_c(): pass\n")
+    seen: list[str] = []
+    for part in range(2):
+        comparison = conformance.Comparison(SimulatedCard(), (part, 2))
+        collected: list[Any] = [f"{part}", *"abc"][1:]
+        comparison.pytest_collection_modifyitems(collected)
+        seen += collected
+    assert sorted(seen) == ["a", "b", "c"]
+    output = tmp_path / "part.json"
+    arguments = ["--no-products", "--shard", "1/2", "--output", str(output), str(test)]
+    assert conformance.main(arguments, SimulatedCard()) == 0
+    assert json.loads(output.read_text())["card"]["target"] == "sm_90a"
+
+
 def test_a_rejected_kernel_is_counted() -> None:
     class Refusing(SimulatedCard):
         def run(self, *_: Any) -> list[np.ndarray]:
