@@ -173,7 +173,8 @@ class Runtime(Protocol):
 
     A runtime whose kernels run on the host's own memory also has `register(address, size_bytes,
     name)`, for memory that they may always access, and its kernels' `launch` takes `buffers`, the
-    `Buffer`s that one launch may access; they may access nothing else.
+    `Buffer`s that one launch may access; they may access nothing else. It also takes `progress`, a
+    function of (blocks that have ended, blocks of the grid), to be called every now and then.
     """
 
     def load(self, image: Image, entry: str, smem_bytes: int, device_index: int) -> Kernel:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from humming import hookspecs, plugins
+from humming import hookspecs, plugins, progress
 from humming.capability import DeviceCapabilities
 from humming.compiler import CompiledKernel, compile_many, compile_plan
 from humming.composer import M_RANGES, KernelPlan, compose
@@ -137,6 +137,7 @@ class Kernel:
         self._launch: Any = device.load(self.compiled, plan.smem_bytes).launch
         self._workspaces = device.workspaces
         self._on_host = device_index < 0
+        self._task = f"{plan.decision.capabilities.name}, blocks of the kernel"
         # Everything that a launch needs of the plan, so that it looks nothing up.
         tile = plan.tile
         self._n, self._tiles_n = plan.problem.n, plan.grid(1)[0]
@@ -209,9 +210,17 @@ class Kernel:
         grid = (self._tiles_n, tiles_m, self._split_k)
         try:
             if self._on_host:
-                self._launch(
-                    grid, self._block, params, stream, self._pdl, buffers=_buffers(x, operands, out)
-                )
+                # The host takes its time, and its launches return when they have ended.
+                with progress.watch(self._task) as told:
+                    self._launch(
+                        grid,
+                        self._block,
+                        params,
+                        stream,
+                        self._pdl,
+                        buffers=_buffers(x, operands, out),
+                        progress=told,
+                    )
             else:
                 self._launch(grid, self._block, params, stream, self._pdl)
         except (HummingError, MemoryError):

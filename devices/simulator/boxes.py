@@ -23,12 +23,13 @@ class Box:
     Args:
         tensor: the map, checked.
         at: coordinates of its first element, of either sign.
+        lines: the numbers of its rows, where they do not follow each other, of a 2D tensor.
 
     Attributes:
         tensor: the map.
     """
 
-    def __init__(self, tensor: TensorMap, at: tuple[int, ...]) -> None:
+    def __init__(self, tensor: TensorMap, at: tuple[int, ...], lines: tuple[int, ...] = ()) -> None:
         self.tensor = tensor
         bits, rank = tensor.element.bits, tensor.rank
         self._first = min(max(0, -at[0]), tensor.box[0])
@@ -42,6 +43,8 @@ class Box:
         addresses = np.full(rows, tensor.address + (at[0] + self._first) * bits // 8, np.int64)
         for place in range(1, rank):
             where = at[place] + grid[place - 1] * steps[place]
+            if lines:
+                where = np.array(lines, np.int64)
             inside &= (where >= 0) & (where < tensor.dims[place])
             addresses += where * tensor.strides[place - 1]
         self._inside: Array = np.flatnonzero(inside) if self._length else np.zeros(0, np.int64)

@@ -21,7 +21,7 @@ class Calls:
     def __init__(self, machine: "Machine") -> None:
         self._machine = machine
         self._return_to: dict[str, Array] = {}
-        self._results: dict[int, Pairs] = {}
+        self._results: dict[tuple[str, int], Pairs] = {}
 
     def reset(self) -> None:
         """No thread is in a function."""
@@ -48,7 +48,7 @@ class Calls:
             told = f"{name} calls itself; recursion is not simulated"
             raise fault(UndefinedBehaviorError, told, group, busy)
         places[group.lanes] = after
-        self._results[after] = outgoing
+        self._results[name, after] = outgoing
         self._copy(group, incoming)
         return start
 
@@ -59,7 +59,7 @@ class Calls:
         for after in back.tolist():
             lanes = group.lanes & (places == after)
             part = group if len(back) == 1 else self._machine.group(lanes)
-            self._copy(part, self._results[after])
+            self._copy(part, self._results[name, after])
             places[lanes] = -1
             if len(back) == 1:
                 return int(after)

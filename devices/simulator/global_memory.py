@@ -140,6 +140,16 @@ class GlobalMemory(Space):
         start = address - _FIRST_ADDRESS
         return self.memory.data[start : start + size_bytes].copy()
 
+    def discard(self, address: int, size_bytes: int) -> None:
+        """Makes what lies in an allocation undefined until something writes it."""
+        found = self.find(address)
+        assert found is not None
+        if found.shadow is None:
+            room = padded(found.size_bytes + found.base % _SHADOW_ALIGN)
+            found.shadow = Bytes(np.zeros(room, np.uint8))
+        start = address - (found.base & -_SHADOW_ALIGN)
+        found.shadow.data[start : start + size_bytes] = 0xFF
+
     def find(self, address: int) -> Allocation | None:
         """The allocation that an address lies in."""
         place = bisect_right(self._bases, address) - 1

@@ -19,6 +19,9 @@ class Options:
         patience: blocks that threads run while others that could run are waiting.
         limit: blocks after which a wave is taken to be in an endless loop.
         wave_warps: about how many warps run at the same time.
+        sums: by which share of its bound, -1 to 1, the sums of tensor cores are moved; kernels
+            must not rely on what these are more precisely.
+        sums_seed: to move each of them up or down at random; None is all in one direction.
         device: what the simulated device can do, for what the PTX alone does not decide.
     """
 
@@ -27,6 +30,8 @@ class Options:
     patience: int = 256
     limit: int = 5_000_000
     wave_warps: int = 128
+    sums: float = 0.0
+    sums_seed: int | None = None
     device: DeviceCapabilities | None = None
 
 

@@ -7,12 +7,14 @@ until all threads of its warp are there, as the PTX ISA demands, so the schedule
 and never about results. With a seed, the choice is random instead.
 """
 
+import time
 from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 
 from . import reports
+from .accumulation import Sums
 from .async_operations import Completions, CopyQueue
 from .barriers import CtaBarriers, MemoryBarriers
 from .calls import Calls
@@ -41,6 +43,30 @@ class Resettable(Protocol):
         """Forgets everything, before a wave."""
 
 
+class Beat:
+    """Tells, a few times a second, how many CTAs of a launch have ended."""
+
+    _PERIOD_S = 0.1
+
+    def __init__(self, progress: Callable[[int, int], None], total: int) -> None:
+        self._progress, self._total, self._done = progress, total, 0
+        self._next = time.monotonic()
+
+    def __call__(self, machine: "Machine") -> None:
+        """Called while a wave runs."""
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + self._PERIOD_S
+            lives = machine.live.any(axis=1)
+            running = len(np.unique(machine.row_cta[lives]))
+            self._progress(self._done + len(machine.ctas) - running, self._total)
+
+    def wave_has_ended(self, ctas: int) -> None:
+        """Called after each wave."""
+        self._done += ctas
+        self._progress(self._done, self._total)
+
+
 class Machine:
     """State of a wave and the decoded kernel, for waves of one shape one after the other.
 
@@ -52,6 +78,7 @@ class Machine:
         row_cta, row_warp: int [warps], CTA of the wave and number in it, of each warp.
         memory, shared, local, params, frames: the state spaces.
         locations: what strong operations on shared memory have released.
+        sums: of tensor cores, by how much they may lie off.
         schedule: which threads run next.
         meetings: where threads of a warp wait for each other.
         barriers, mbarriers: barriers of CTAs, barrier objects in shared memory.
@@ -72,6 +99,7 @@ class Machine:
         self.exists: Lanes = thread < shape.threads
         self.live: Lanes = np.zeros((self.warps, WARP), np.bool_)
         self.group = GroupCache()
+        self.sums = Sums(options.sums, options.sums_seed)
         self.progress = 0
         self.parked_at: Array = np.zeros((self.warps, WARP), np.int64)
         self._timed_out_at = -1
@@ -185,10 +213,18 @@ class Machine:
         addresses = self._rank_bits + np.uint64(start)
         return lambda: addresses
 
+    def constants(self) -> list[tuple[int, int]]:
+        """Where the variables of constant memory begin and end."""
+        found = [v for v in self.program.globals if v.space == "const"]
+        places = ((self.globals[v.name], v.size_bytes or 0) for v in found)
+        return [(start, start + size) for start, size in places]
+
     def special(self, name: str) -> Callable[[], Array] | None:
         """Values [warps, 32] of a special register; None if it is not known."""
-        if name in ("%clock", "%clock64", "%clock_hi", "%globaltimer", "%globaltimer_lo"):
+        if name in ("%clock", "%clock64", "%globaltimer", "%globaltimer_lo"):
             return lambda: np.full((self.warps, WARP), 32 * self.schedule.clock, np.uint64)
+        if name in ("%clock_hi", "%globaltimer_hi"):
+            return lambda: np.full((self.warps, WARP), 32 * self.schedule.clock >> 32, np.uint64)
         if not self._specials:
             self._specials = special_values(self.shape, [], (1, 1, 1), self._static_bytes)
         if name not in self._specials:
@@ -204,6 +240,7 @@ class Machine:
         params: bytes,
         globals_: dict[str, int],
         first: int = 0,
+        beat: "Beat | None" = None,
     ) -> None:
         """Runs CTAs of a grid from beginning to end.
 
@@ -213,6 +250,7 @@ class Machine:
             params: bytes of the kernel's parameters.
             globals_: addresses of the module's variables.
             first: how many CTAs of the launch have run before.
+            beat: is called again and again.
 
         Raises:
             SimulationError: the kernel did what it must not do.
@@ -230,6 +268,8 @@ class Machine:
                     if self.schedule.clock > self.options.limit:
                         raise reports.endless(self, pc)
                     self._execute(pc)
+                    if beat is not None:
+                        beat(self)
                 elif self.live.any():
                     self._unblock()
                 else:

@@ -5,7 +5,9 @@ float32's is exact. Rounding to a format happens once, from a float64 value or f
 that a float64 value and its error stand for.
 """
 
+import math
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
 from typing import Any
 
@@ -312,6 +314,23 @@ def fma_f32(a: Array, b: Array, c: Array, mode: str = "rn") -> Array:
     if mode != "rn":
         return _directed(total, error, mode, product, np.asarray(c, np.float64))
     return to_f32(total, error)
+
+
+def fma_f64(a: Any, b: Any, c: Any) -> Array:
+    """float64 a * b + c with one rounding, element by element in exact arithmetic."""
+
+    def single(x: float, y: float, z: float) -> float:
+        plain = x * y + z
+        if not all(map(np.isfinite, (x, y, z))):
+            return plain
+        exact = Fraction(x) * Fraction(y) + Fraction(z)
+        try:
+            return math.copysign(float(exact), exact) if exact else plain
+        except OverflowError:
+            return float(np.copysign(np.inf, plain))
+
+    found: Array = np.vectorize(single, otypes=[np.float64])(a, b, c)
+    return found
 
 
 def add_f32(a: Array, b: Array, mode: str) -> Array:

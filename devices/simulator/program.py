@@ -101,22 +101,14 @@ def link(module: Module, entry: str) -> Program:
     return program
 
 
-def called(instruction: Instruction) -> str | None:
-    """The function that a direct call names."""
-    for operand in instruction.operands:
-        if isinstance(operand, Symbol):
-            return operand.name
-    return None
-
-
 def _reachable(module: Module, entry: Function) -> list[Function]:
-    """The kernel and all functions that it calls, callers first."""
+    """The kernel and all functions that it calls or names, callers first."""
     found = {entry.name: entry}
     pending = [entry]
     while pending:
-        for instruction in pending.pop().body:
-            name = called(instruction) if instruction.opcode.startswith("call") else None
-            callee = module.functions.get(name or "")
+        for name in _symbols(pending.pop().body):
+            # Also functions whose address is taken: an indirect call may lead there.
+            callee = module.functions.get(name)
             if callee is not None and callee.defined and callee.name not in found:
                 found[callee.name] = callee
                 pending.append(callee)

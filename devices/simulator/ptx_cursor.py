@@ -88,7 +88,8 @@ class Cursor:
         while (found := BINARY.get(self.next.text)) and found[0] > least:
             self.take()
             value = int(found[1](value, self.expression(found[0])))
-        if least == 0 and self.accept("?"):
+        # An operand is no sequence, and `|` joins two results: it begins above these operators.
+        if least in (0, 3) and self.accept("?"):
             chosen = self.expression()
             self.take(":")
             other = self.expression()

@@ -29,6 +29,9 @@ from .ptx_syntax import (
 )
 from .ptx_tokens import number_of
 
+IN_REGISTER = "%register"
+"""Behind the names of variables that stand for parameters in registers."""
+
 _SPACES = {".global", ".const", ".shared", ".local", ".param"}
 _LINKAGE = {".visible", ".extern", ".weak", ".common"}
 _LINE_DIRECTIVES = {".file", ".loc"}
@@ -202,10 +205,11 @@ class _Parser(Cursor):
         found: list[Variable] = []
         while not self.accept(")"):
             space = self.take(".param" if self.next.text != ".reg" else ".reg").text[1:]
-            if space == "reg":
-                self.refuse("functions with parameters in registers are not supported")
             align, kind, count = self._type()
-            found.append(self._declarator("param", align, kind, count, False))
+            parameter = self._declarator("param", align, kind, count, False)
+            # A register is passed in a variable of its own, whose name tells.
+            name = parameter.name + (IN_REGISTER if space == "reg" else "")
+            found.append(replace(parameter, name=name))
             self.accept(",")
         return tuple(found)
 
@@ -241,9 +245,37 @@ class _Parser(Cursor):
         scope = Scope()
         for variable in (*function.params, *function.results):
             self._declare(scope, variable)
+            if variable.name.endswith(IN_REGISTER):
+                name = variable.name.removesuffix(IN_REGISTER)
+                scope.names[name] = self._register(name, variable.type)
+        for variable in function.params:
+            if variable.name.endswith(IN_REGISTER):
+                register = Symbol(variable.name.removesuffix(IN_REGISTER))
+                self._copy("ld.param", variable, register, scope, None)
         self.take("{")
         self._block(scope)
+        self._copy_results(scope, None)
         function.body = [resolved(inst, names, self._module) for inst, names in self._pending]
+
+    def _copy(
+        self, opcode: str, variable: Variable, operand: Operand, scope: Scope, guard: Guard | None
+    ) -> None:
+        """Appends a load of a parameter into a register, or a store of an operand into one."""
+        line = self.next.line
+        bits = TYPE_BITS[variable.type]
+        address = Address(Symbol(variable.name))
+        loads = opcode == "ld.param"
+        operands = (operand, address) if loads else (address, operand)
+        text = self._module.lines[line - 1].strip()
+        pending = Instruction(f"{opcode}.b{bits}", operands, guard, line, text)
+        self._pending.append((pending, scope))
+
+    def _copy_results(self, scope: Scope, guard: Guard | None) -> None:
+        """Ahead of a return: results in registers go to where the caller looks for them."""
+        for variable in self._function.results:
+            if variable.name.endswith(IN_REGISTER):
+                register = Symbol(variable.name.removesuffix(IN_REGISTER))
+                self._copy("st.param", variable, register, scope, guard)
 
     def _block(self, scope: Scope) -> None:
         """Statements up to the closing brace."""
@@ -288,8 +320,6 @@ class _Parser(Cursor):
     def _registers(self, scope: Scope) -> None:
         self.take(".reg")
         _, kind, count = self._type()
-        if count != 1:
-            self.refuse("registers of vector types are not supported")
         while True:
             name = self.word()
             names = [name]
@@ -297,12 +327,23 @@ class _Parser(Cursor):
                 names = [f"{name}{number}" for number in range(self.expression(7))]
                 self.take(">")
             for each in names:
-                register = Register(each + scope.suffix, kind)
-                scope.names[each] = register
-                self._function.registers[register.name] = register
+                if count == 1:
+                    scope.names[each] = self._register(each + scope.suffix, kind)
+                    continue
+                # A vector stands for its elements, which `name.x` and so on are, too.
+                parts = [self._register(f"{each}.{a}{scope.suffix}", kind) for a in "xyzw"[:count]]
+                scope.names[each] = Vector(tuple(parts))
+                for letters in ("xyzw", "rgba"):
+                    for letter, part in zip(letters, parts, strict=False):
+                        scope.names[f"{each}.{letter}"] = part
             if not self.accept(","):
                 break
         self.take(";")
+
+    def _register(self, name: str, kind: str) -> Register:
+        register = Register(name, kind)
+        self._function.registers[name] = register
+        return register
 
     def _label(self, scope: Scope) -> None:
         token = self.take()
@@ -343,8 +384,56 @@ class _Parser(Cursor):
             if self.next.text != ";":
                 self.take(",")
         text = self._module.lines[line - 1].strip()
+        if opcode.split(".")[0] == "ret":
+            self._copy_results(scope, guard)
+        after: list[tuple[Variable, Operand]] = []
+        if opcode.split(".")[0] == "call":
+            operands, after = self._passed(operands, scope, guard)
         instruction = Instruction(opcode, tuple(operands), guard, line, text)
         self._pending.append((instruction, scope))
+        for variable, operand in after:
+            self._copy("ld.param", variable, operand, scope, guard)
+
+    def _passed(
+        self, operands: list[Operand], scope: Scope, guard: Guard | None
+    ) -> tuple[list[Operand], list[tuple[Variable, Operand]]]:
+        """The operands of a call with variables in place of registers and constants.
+
+        Arguments are stored ahead of the call; the results to load behind it are returned, too.
+        """
+        lists = [place for place, operand in enumerate(operands) if isinstance(operand, Vector)]
+        # The name stands behind the results and ahead of the arguments.
+        name = next((p for p, o in enumerate(operands) if not isinstance(o, Vector)), 0)
+        callee = operands[name]
+        known = self._module.functions.get(callee.name if isinstance(callee, Symbol) else "")
+        loads: list[tuple[Variable, Operand]] = []
+        for place in lists:
+            vector = operands[place]
+            assert isinstance(vector, Vector)
+            formal = () if known is None else known.results if place < name else known.params
+            items: list[Operand] = []
+            for number, item in enumerate(vector.items):
+                found = scope.find(item.name) if isinstance(item, Symbol) else None
+                if isinstance(found, Variable):
+                    items.append(item)
+                    continue
+                kind = formal[number].type if number < len(formal) else ""
+                if isinstance(found, Register):
+                    kind = found.type
+                if not kind:
+                    self.refuse("the type of an argument of this call is not known")
+                size = max(1, TYPE_BITS[kind] // 8)
+                name_of = f"passed{len(self._function.variables)}{IN_REGISTER}"
+                variable = Variable(name_of, "param", kind, size, size)
+                self._declare(scope, variable)
+                items.append(Symbol(name_of))
+                if place < name:
+                    if not isinstance(item, Sink):
+                        loads.append((variable, item))
+                else:
+                    self._copy("st.param", variable, item, scope, guard)
+            operands[place] = Vector(tuple(items))
+        return operands, loads
 
     def _operand(self, in_call: bool = False) -> Operand:
         first = self._single(in_call)

@@ -83,10 +83,15 @@ def float_bits(value: float) -> int:
     return int(struct.unpack("<Q", struct.pack("<d", value))[0])
 
 
+def _quotient(a: int, b: int) -> int:
+    """Towards zero; of a division by zero, which the assembler refuses, 0."""
+    return 0 if b == 0 else abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
 BINARY: dict[str, tuple[int, Callable[[int, int], int]]] = {
     "*": (10, operator.mul),
-    "/": (10, lambda a, b: int(a / b) if b else 0),
-    "%": (10, lambda a, b: a - b * int(a / b) if b else 0),
+    "/": (10, lambda a, b: _quotient(a, b)),
+    "%": (10, lambda a, b: a - b * _quotient(a, b) if b else 0),
     "+": (9, operator.add),
     "-": (9, operator.sub),
     "<<": (8, operator.lshift),

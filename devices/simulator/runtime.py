@@ -1,7 +1,7 @@
 """Loads PTX images and runs their kernels on the CPU, on the memory of this process."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -15,7 +15,7 @@ from .global_order import GlobalOrder
 from .groups import WARP
 from .launch_limits import check_directives, check_launch, resident_clusters
 from .launch_shape import Dim, Options, Shape
-from .machine import Machine
+from .machine import Beat, Machine
 from .program import Program, link
 from .ptx_parser import parse
 from .ptx_syntax import TYPE_BITS, Symbol, Variable
@@ -44,6 +44,7 @@ class SimulatedKernel:
         cluster: Dim = (1, 1, 1),
         non_portable: bool = False,
         buffers: Sequence[Buffer] = (),
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
         """Runs the kernel.
 
@@ -56,6 +57,7 @@ class SimulatedKernel:
             cluster: CTAs of a cluster in x, y and z.
             non_portable: whether clusters may have more CTAs than every device with clusters has.
             buffers: what the kernel may access beside all that the runtime has registered.
+            progress: is told every now and then how many CTAs of how many have ended.
 
         Raises:
             SimulationError: the kernel did what it must not do.
@@ -76,12 +78,20 @@ class SimulatedKernel:
                     self._order.begin_launch(
                         [(b.address, b.address + b.size_bytes) for b in awaited]
                     )
-                self._run(grid, block, data, cluster)
+                self._run(grid, block, data, cluster, progress)
             finally:
                 for buffer in buffers:
                     self._memory.forget(buffer.address, buffer.size_bytes)
 
-    def _run(self, grid: Dim, block: Dim, data: bytes, cluster: Dim) -> None:
+    def _run(
+        self,
+        grid: Dim,
+        block: Dim,
+        data: bytes,
+        cluster: Dim,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        beat = None if progress is None else Beat(progress, math.prod(grid))
         first = 0
         shape = None
         for ctas in self._waves(grid, block, cluster):
@@ -91,8 +101,10 @@ class SimulatedKernel:
             if machine is None:
                 machine = Machine(self.program, shape, self._memory, self.options)
                 self._machines[shape] = machine
-            machine.run(ctas, grid, data, self._globals, first)
+            machine.run(ctas, grid, data, self._globals, first, beat)
             first += len(ctas)
+            if beat is not None:
+                beat.wave_has_ended(len(ctas))
 
     def _check(self, grid: Dim, shape: Shape, data: bytes, non_portable: bool) -> None:
         program = self.program

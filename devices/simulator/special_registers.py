@@ -6,6 +6,10 @@ import numpy as np
 
 from .groups import WARP, Array
 from .launch_shape import Dim, Shape
+from .program import SHARED_BASE
+
+_SMEM_UNIT = 128
+"""Shared memory is given to CTAs in multiples of so many bytes (PTX ISA 10.30)."""
 
 
 def special_values(shape: Shape, ctas: list[Dim], grid: Dim, static_bytes: int) -> dict[str, Array]:
@@ -64,5 +68,13 @@ def special_values(shape: Shape, ctas: list[Dim], grid: Dim, static_bytes: int) 
     set_rows("%cluster_nctarank", shape.cluster_size)
     set_rows("%is_explicit_cluster", int(shape.cluster_size > 1))
     set_rows("%dynamic_smem_size", shape.smem_bytes)
-    set_rows("%total_smem_size", static_bytes + shape.smem_bytes)
+    used = -(-(static_bytes + shape.smem_bytes) // _SMEM_UNIT) * _SMEM_UNIT
+    set_rows("%total_smem_size", used)
+    # The system's part of shared memory lies ahead of the variables.
+    set_rows("%aggr_smem_size", SHARED_BASE + used)
+    set_rows("%reserved_smem_offset_begin", 0)
+    set_rows("%reserved_smem_offset_end", SHARED_BASE)
+    set_rows("%reserved_smem_offset_cap", SHARED_BASE)
+    for number in (0, 1):
+        set_rows(f"%reserved_smem_offset_{number}", 0)
     return specials

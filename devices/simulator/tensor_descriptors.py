@@ -32,6 +32,7 @@ class SharedMatrix:
         leading, stride: leading and stride dimension byte offset.
         absolute: whether `leading` is an address, where rows wrap around to.
         swizzle: code of the swizzling mode.
+        base: row of 128 bytes at which the pattern of the swizzle begins (base offset).
     """
 
     start: int
@@ -39,6 +40,7 @@ class SharedMatrix:
     stride: int
     absolute: bool
     swizzle: int
+    base: int = 0
 
     @classmethod
     def decode(cls, bits: int, name: str) -> "SharedMatrix":
@@ -56,16 +58,17 @@ class SharedMatrix:
             raise UndefinedBehaviorError(f"reserved bits of the descriptor of {name} are set")
         if swizzle not in _WIDTHS:
             raise UndefinedBehaviorError(f"the descriptor of {name} has swizzling mode {swizzle}")
-        if field(bits, 49, 51):
-            told = f"the descriptor of {name} has a base offset, which the simulator does not model"
-            raise UndefinedBehaviorError(f"{told}: align the matrix to its swizzling pattern")
+        base = field(bits, 49, 51)
+        if base and not swizzle:
+            told = f"the descriptor of {name} has a base offset, which no swizzle uses"
+            raise UndefinedBehaviorError(told)
         start, leading, stride = (16 * field(bits, at, at + 13) for at in (0, 16, 32))
         width = _WIDTHS[swizzle]
         pattern = width * (4 if swizzle == _WIDE_ATOMS else 8)
-        if swizzle and start % pattern >= width:
+        if swizzle and (start - 128 * base) % pattern >= width:
             told = f"the descriptor of {name} starts at {start:#x}, which is not in the first row"
             raise AlignmentError(f"{told} of its swizzling pattern of {pattern} bytes")
-        return cls(start, leading, stride, bool(field(bits, 52, 52)), swizzle)
+        return cls(start, leading, stride, bool(field(bits, 52, 52)), swizzle, base)
 
     @lru_cache(1024)  # noqa: B019
     def k_major(self, rows: int, chunks: int, name: str) -> Array:
@@ -108,10 +111,11 @@ class SharedMatrix:
         return self._swizzled(self.start + found)
 
     def _swizzled(self, at: Array) -> Array:
+        row = (at >> 7) - self.base
         if self.swizzle == _WIDE_ATOMS:
-            return at ^ ((at >> 7 & 3) << 5)
+            return at ^ ((row & 3) << 5)
         mask = {2: 7, 4: 3, 6: 1}[self.swizzle]
-        return at ^ ((at >> 7 & mask) << 4)
+        return at ^ ((row & mask) << 4)
 
 
 _TYPES = {

@@ -11,8 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from humming.progress import listening
+
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress, TaskID
 
 PIPE_WIDTH = 160
 """Columns of a table where stdout is no terminal and so has no width of its own."""
@@ -39,26 +42,72 @@ class Output:
     def progress(self, what: str, total: int) -> Iterator[Callable[[str], None]]:
         """A progress bar over `total` steps; yields a function that names and counts a step.
 
-        Shown only on a terminal: in a log or a pipe a bar is noise.
+        A step that tells its own progress, as a simulated kernel does, gets a bar below when it
+        takes long. Shown only on a terminal: in a log or a pipe a bar is noise.
         """
         if self.as_json or not sys.stderr.isatty():
-            yield lambda step: None
+            with listening(_Silence()):
+                yield lambda step: None
             return
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+        )
 
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
+            TimeElapsedColumn(),
         )
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task(what, total=total)
 
-            def step(name: str) -> None:
-                bar.update(task, description=f"{what}: {name}", advance=1)
+            begun = 0
 
-            yield step
+            def step(name: str) -> None:
+                nonlocal begun
+                # What is under way is not done yet.
+                bar.update(task, description=f"{what}: {name}", completed=begun)
+                begun += 1
+
+            with listening(_PartBar(bar)):
+                yield step
+            bar.update(task, completed=begun)
+
+
+class _Silence:
+    """A listener that shows nothing."""
+
+    def show(self, what: str, done: int, total: int) -> None:
+        """Nothing."""
+
+    def hide(self) -> None:
+        """Nothing."""
+
+
+class _PartBar:
+    """A bar for the progress of one step, as long as it is shown."""
+
+    def __init__(self, bar: "Progress") -> None:
+        self._bar = bar
+        self._task: TaskID | None = None
+
+    def show(self, what: str, done: int, total: int) -> None:
+        """Draw it, first of all if it is new."""
+        if self._task is None:
+            self._task = self._bar.add_task(what, total=total)
+        self._bar.update(self._task, description=what, completed=done, total=total)
+
+    def hide(self) -> None:
+        """Take it away."""
+        if self._task is not None:
+            self._bar.remove_task(self._task)
+            self._task = None
 
 
 def console() -> "Console":

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 # A module imports from the lines above its own, and within its line as long as there is no circle.
 LAYERS = (
-    ("errors", "env"),
+    ("errors", "env", "progress"),
     ("dtypes",),
     ("format_names", "formats"),
     ("problem", "layout"),

@@ -50,7 +50,7 @@ def launch(
     return kernel
 
 
-def kernel(body: str, parameters: int, declarations: str = "", *, target: str = "sm_100a") -> str:
+def kernel(body: str, parameters: int, declarations: str = "", target: str = "sm_100a") -> str:
     """A kernel `test` around a body; its parameters are `p0`, `p1`, ... of 64 bits."""
     params = ",\n".join(f"  .param .u64 p{i}" for i in range(parameters))
     return (
@@ -91,6 +91,7 @@ def evaluate() -> Callable[..., list[np.ndarray]]:
         inputs: list[np.ndarray],
         outputs: list[Any],
         declarations: str = "",
+        target: str = "sm_100a",
         **options: Any,
     ) -> list[np.ndarray]:
         count = len(inputs[0]) if inputs else 32
@@ -116,7 +117,7 @@ def evaluate() -> Callable[..., list[np.ndarray]]:
         arrays = [np.ascontiguousarray(a) for a in inputs] + results
         assert count % 32 == 0
         launch(
-            kernel("\n".join(lines), len(names), declarations),
+            kernel("\n".join(lines), len(names), declarations, target),
             {f"buffer {i}": array for i, array in enumerate(arrays)},
             block=min(count, 128),
             grid=-(-count // 128),

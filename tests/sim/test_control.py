@@ -224,6 +224,62 @@ def test_functions_call_functions(evaluate: Callable[..., Any], seed: Any) -> No
     assert found.tolist() == expected
 
 
+IN_REGISTERS = """
+.func (.reg .b32 sum, .reg .b64 wide) both(.reg .b32 a, .reg .b32 b)
+{
+  .reg .pred p;
+  add.u32 sum, a, b; mul.wide.u32 wide, a, b;
+  setp.gt.u32 p, a, 20;
+  @p mov.u32 sum, 0;
+  @p ret;
+  add.u32 sum, sum, 1;
+}
+"""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_functions_with_parameters_in_registers(evaluate: Callable[..., Any], seed: Any) -> None:
+    """PTX ISA 7.1: arguments may be constants, calls predicated."""
+    body = """
+      .reg .b64 w; .reg .pred q; setp.lt.u32 q, %a0, 16;
+      call (%d0, w), both, (%a0, 3);
+      cvt.u32.u64 %d1, w; mov.u32 %d2, 99;
+      @q call (%d2, _), both, (%a0, %a0);
+    """
+    a = np.arange(32, dtype=np.uint32)
+    total, wide, some = evaluate(body, [a], [np.uint32] * 3, IN_REGISTERS, seed=seed)
+    assert total.tolist() == [0 if x > 20 else x + 4 for x in range(32)]
+    assert wide.tolist() == [3 * x for x in range(32)]
+    assert some.tolist() == [2 * x + 1 if x < 16 else 99 for x in range(32)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_indirect_calls(evaluate: Callable[..., Any], seed: Any) -> None:
+    """PTX ISA 9.7.12.5: threads call different functions by their addresses."""
+    functions = (
+        FUNCTIONS
+        + """
+      .func (.param .b32 r) negated(.param .b32 a)
+      { .reg .b32 v; ld.param.b32 v, [a]; neg.s32 v, v; st.param.b32 [r], v; ret; }
+    """
+    )
+    body = """
+      .reg .b64 f, g; .reg .pred q; .reg .b32 v;
+      mov.u64 f, twice; mov.u64 g, negated;
+      setp.lt.u32 q, %a0, 10; selp.b64 f, f, g, q;
+      { .param .b32 x; .param .b32 y;
+        st.param.b32 [x], %a0;
+        prototype: .callprototype (.param .b32 _) _ (.param .b32 _);
+        call (y), f, (x), prototype;
+        ld.param.b32 %d0, [y]; }
+    """
+    a = np.arange(32, dtype=np.uint32)
+    (found,) = evaluate(body, [a], [np.int32], functions, seed=seed)
+    assert found.tolist() == [2 * x if x < 10 else -x for x in range(32)]
+    with pytest.raises(errors.UndefinedBehaviorError, match="no function"):
+        evaluate(body.replace("mov.u64 g, negated;", "mov.u64 g, 3;"), [a], [np.int32], functions)
+
+
 def test_names_in_scopes_hide_outer_ones(evaluate: Callable[..., Any]) -> None:
     body = """
       .reg .b32 v;

@@ -207,6 +207,56 @@ def test_saturation_clamps_to_the_unit_interval(evaluate: Callable[..., Any]) ->
     assert found[:4].tolist() == [0.0, 0.25, 1.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("add.sat.f32 %d0, %a0, %a0;", 0x80000000),
+        ("mul.sat.f32 %d0, %a0, 1.0;", 0x80000000),
+        ("fma.rn.sat.f32 %d0, %a0, 0f3F800000, %a0;", 0x80000000),
+        ("cvt.sat.f32.f32 %d0, %a0;", 0x80000000),
+        ("cvt.rzi.sat.f32.f32 %d0, %a0;", 0xBF000000),
+        ("add.sat.f16x2 %d0, %a0, %a0;", 0x80008000),
+        ("fma.rn.sat.f16x2 %d0, %a0, %a0, %a0;", 0x80008000),
+        ("fma.rn.relu.f16x2 %d0, %a0, 0x3C003C00, %a0;", 0x80008000),
+        ("fma.rn.relu.bf16x2 %d0, %a0, 0x3F803F80, %a0;", 0x80008000),
+        ("fma.rn.relu.f16x2 %d0, %a0, 0x3C003C00, %a0;", 0xBC00BC00),
+    ],
+    ids=lambda part: part.split()[0] if isinstance(part, str) else "",
+)
+def test_no_clamp_gives_a_negative_zero(evaluate: Callable[..., Any], body: str, code: int) -> None:
+    """PTX ISA 9.7.3.3-6, 9.7.4.1-4, 9.7.9.21: .sat clamps to [+0, 1], .relu to +0."""
+    body = body.replace("1.0", "0f3F800000")
+    (found,) = evaluate(body, [np.full(32, code, np.uint32)], [np.uint32])
+    assert found.tolist() == [0] * 32
+
+
+def test_relu_keeps_nan(evaluate: Callable[..., Any]) -> None:
+    """PTX ISA 9.7.4.4: the canonical one."""
+    a = np.full(32, 0xFE00, np.uint16)
+    (found,) = evaluate("fma.rn.relu.f16 %d0, %a0, %a0, %a0;", [a], [np.uint16])
+    assert found.tolist() == [0x7FFF] * 32
+
+
+def test_approximate_division_by_large_numbers(evaluate: Callable[..., Any]) -> None:
+    """PTX ISA 9.7.3.8: beyond 2^126 a finite quotient is 0 and an infinite one NaN."""
+    cases = [
+        (2.0**127, 2.0**127, 0.0),
+        (2.0**127, 2.0**126, 2.0),
+        (2.0**127, -(2.0**127), -0.0),
+        (np.inf, 2.0**127, np.nan),
+        (np.inf, 2.0**126, np.inf),
+        (1.0, np.nextafter(np.float32(2.0**126), np.float32(np.inf)), 0.0),
+        (1.0, np.inf, 0.0),
+        (3.0, 2.0, 1.5),
+    ]
+    a, b, expected = (np.array([c[i] for c in cases] * 4, np.float32) for i in range(3))
+    body = "div.approx.f32 %d0, %a0, %a1; div.full.f32 %d1, %a0, %a1;"
+    found, full = evaluate(body, [a, b], [np.float32] * 2)
+    assert np.array_equal(found, expected, equal_nan=True)
+    assert (np.signbit(found) == np.signbit(expected))[~np.isnan(expected)].all()
+    assert full[:1].tolist() == [1.0]
+
+
 def test_fma_of_doubles_rounds_once(evaluate: Callable[..., Any], rng: Any) -> None:
     a, b = rng.normal(size=(2, 64))
     c = -a * b  # what is left is the rounding error of the product

@@ -327,7 +327,7 @@ def test_changed_map_without_an_acquire(fault: Any) -> None:
     fault("AsyncHazardError", "has been changed", source, data, array, block=32)
 
 
-@pytest.mark.parametrize("mode", ["im2col", "tile::gather4"])
+@pytest.mark.parametrize("mode", ["im2col", "im2col::w"])
 def test_modes_that_are_not_simulated(run_ptx: Any, mode: str) -> None:
     body = f"""
       .reg .b64 m; .reg .b32 s; .shared .align 128 .b8 tile[128]; mov.u32 s, tile;

@@ -295,3 +295,57 @@ def test_packed_16_bit_sums(evaluate: Callable[..., Any], rng: Any) -> None:
     assert (total.view(np.uint16) == x + y).all()
     assert (least.view(np.int16) == np.minimum(x.view(np.int16), y.view(np.int16))).all()
     assert (most.view(np.uint16) == np.maximum(x, y)).all()
+
+
+def parts_of(value: int, count: int, signed: bool) -> list[int]:
+    bits = 32 // count
+    found = [value >> bits * i & (1 << bits) - 1 for i in range(count)]
+    return [part - (1 << bits) if signed and part >> bits - 1 else part for part in found]
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("kinds", ["u32.u32.u32", "s32.s32.s32", "s32.u32.s32"])
+@pytest.mark.parametrize("name", ["vadd", "vsub", "vabsdiff", "vmin", "vmax"])
+@pytest.mark.parametrize("ending", ["", ".sat", ".add"])
+def test_video_instructions(
+    evaluate: Callable[..., Any], rng: Any, name: str, kinds: str, count: int, ending: str
+) -> None:
+    """PTX ISA 9.7.18.5-6: part by part, cut, clamped or summed up."""
+    a, b, c = (numbers(rng, np.uint32) for _ in range(3))
+    body = f"{name}{count}.{kinds}{ending} %d0, %a0, %a1, %a2;"
+    (found,) = evaluate(body, [a, b, c], [np.uint32])
+    result, *signs = (kind == "s32" for kind in kinds.split("."))
+    bits = 32 // count
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if result else (0, (1 << bits) - 1)
+    function = {
+        "vadd": lambda x, y: x + y,
+        "vsub": lambda x, y: x - y,
+        "vabsdiff": lambda x, y: abs(x - y),
+        "vmin": min,
+        "vmax": max,
+    }[name]
+    for x, y, z, got in zip(*(v.tolist() for v in (a, b, c, found)), strict=True):
+        pairs = zip(parts_of(x, count, signs[0]), parts_of(y, count, signs[1]), strict=True)
+        values = [function(p, q) for p, q in pairs]
+        if ending == ".add":
+            assert got == (sum(values) + z) & M32
+            continue
+        if ending == ".sat":
+            values = [max(low, min(high, v)) for v in values]
+        wanted = sum((v & (1 << bits) - 1) << bits * i for i, v in enumerate(values))
+        assert got == wanted
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_video_comparisons(evaluate: Callable[..., Any], rng: Any, count: int) -> None:
+    """PTX ISA 9.7.18.5-6: one or zero in each part, or how many hold."""
+    a, b = numbers(rng, np.uint32), numbers(rng, np.uint32)
+    b[::3] = a[::3]
+    body = f"vset{count}.s32.s32.ge %d0, %a0, %a1, 0; vset{count}.u32.u32.ne.add %d1, %a0, %a1, 5;"
+    marks, counted = evaluate(body, [a, b], [np.uint32] * 2)
+    bits = 32 // count
+    for x, y, mark, total in zip(*(v.tolist() for v in (a, b, marks, counted)), strict=True):
+        signed = zip(parts_of(x, count, True), parts_of(y, count, True), strict=True)
+        assert mark == sum((p >= q) << bits * i for i, (p, q) in enumerate(signed))
+        plain = zip(parts_of(x, count, False), parts_of(y, count, False), strict=True)
+        assert total == 5 + sum(p != q for p, q in plain)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_every_device import FORMATS
 
 import humming
 from humming import plugins, reference
@@ -100,8 +101,8 @@ class Product:
             self.problem,
             self.x,
             self.weight,
-            split_k=self.plan.tile.split_k,
-            operand_roundings=int(self.plan.lowering.scale_site == "operand"),
+            split_k=self.plan.tile.split_k * self.plan.tile.warps_k,
+            operand_roundings=self.plan.lowering.operand_roundings(self.problem),
         )
         assert (result - exact).abs().le(bound).all()
 
@@ -126,10 +127,28 @@ def test_product(device: str, problem: str, m: int, rng: np.random.Generator) ->
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("seed", [1, 2])
-def test_product_in_a_random_schedule(device: str, seed: int) -> None:
+@pytest.mark.parametrize("repetition", [1, 2])
+def test_product_in_a_random_schedule(
+    device: str, repetition: int, rng: np.random.Generator
+) -> None:
+    """Any format and shape, and warps that run in any order, and wait where they may."""
+    seed = int(rng.integers(2**31))
     torch.manual_seed(seed)
-    Product("int4_g128 x fp16", device, 9, 64, 512, seed=seed).check()
+    formats = [f for f in FORMATS if not f.endswith("_fzp")]
+    problem = f"{rng.choice(formats)} x fp16"
+    if device != "t4" and rng.integers(2):
+        problem = problem.replace("fp16", "bf16")
+    m, n, k = (int(rng.integers(*ends)) for ends in ((1, 40), (8, 150), (2, 12)))
+    print(problem, m, n, 64 * k, seed)
+    Product(problem, device, m, n, 64 * k, seed=seed).check()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("sums", [-1.0, 1.0])
+def test_products_may_be_as_wrong_as_tensor_cores(device: str, sums: float) -> None:
+    """With every sum at the end of its bound, the bound of the product holds."""
+    torch.manual_seed(4)
+    Product("int4_g128 x fp16", device, 5, 64, 768, sums=sums).check()
 
 
 def test_the_order_of_warps_does_not_change_a_bit() -> None:

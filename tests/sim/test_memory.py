@@ -243,6 +243,84 @@ def test_reductions_of_floats(run_ptx: Callable[..., Any], rng: Any, kind: str) 
         assert cell[0] == data.sum()
 
 
+@pytest.mark.parametrize("opcode", ["atom", "red"])
+@pytest.mark.parametrize("space", ["global", "shared", "generic"])
+def test_sums_of_subnormal_numbers(run_ptx: Callable[..., Any], opcode: str, space: str) -> None:
+    """PTX ISA 9.7.13.11-12: float32 sums flush in global memory and do not in shared memory."""
+    named = "" if space == "generic" else f".{space}"
+    where = {"global": "g", "shared": "s", "generic": "x"}[space]
+    result = "o, " if opcode == "atom" else ""
+    body = f"""{ADDRESS}
+      .shared .align 4 .b8 cell[8];
+      .reg .b32 v, o; .reg .b64 g, s, x; .reg .pred p;
+      mov.u64 s, cell; cvta.shared.u64 x, s;
+      ld.param.u64 g, [p1];
+      ld.global.u32 v, [g]; st.shared.u32 [s], v;
+      ld.global.u32 v, [g+4]; st.shared.u32 [s+4], v;
+      ld.global.u32 v, [base];
+      {opcode}{named}.add.f32 {result}[{where}], v;
+      ld.global.u32 v, [base+4];
+      {opcode}{named}.add.f32 {result}[{where}+4], v;
+      {"bra DONE;" if space == "global" else ""}
+      ld.shared.u32 v, [s]; st.global.u32 [g], v;
+      ld.shared.u32 v, [s+4]; st.global.u32 [g+4], v;
+    DONE:
+    """
+    # A subnormal and a subnormal; the least normal number and minus its three quarters.
+    data = np.array([2, 0x80600000], np.uint32)
+    cell = np.array([1, 0x00800000], np.uint32)
+    run_ptx(body, {"in": data, "cell": cell}, block=1)
+    kept = [3, 0x00200000]
+    assert cell.tolist() == ([0, 0x00800000] if space == "global" else kept)
+
+
+def test_windows_of_generic_addresses(run_ptx: Callable[..., Any]) -> None:
+    """PTX ISA 9.7.9.19, 6.4.1: constants are not global; parameters of kernels are."""
+    spaces = ("global", "const", "shared", "shared::cluster", "local", "param")
+    places = ("of_global", "of_const", "of_shared", "of_local", "of_param")
+    tests = "".join(
+        f"isspacep.{space} p, {place}; selp.u32 v, 1, 0, p;"
+        f"st.global.u32 [base+{4 * (row * len(spaces) + column)}], v;\n"
+        for row, place in enumerate(places)
+        for column, space in enumerate(spaces)
+    )
+    body = f"""{ADDRESS}
+      .shared .align 4 .b8 cell[8]; .local .align 4 .b8 depot[8];
+      .reg .b32 v; .reg .pred p; .reg .b64 {", ".join(places)};
+      mov.u64 of_global, variable; cvta.global.u64 of_global, of_global;
+      mov.u64 of_const, constant; cvta.const.u64 of_const, of_const; add.u64 of_const, of_const, 7;
+      mov.u64 of_shared, cell; cvta.shared.u64 of_shared, of_shared;
+      mov.u64 of_local, depot; cvta.local.u64 of_local, of_local;
+      mov.b64 of_param, p0; cvta.param.u64 of_param, of_param;
+      {tests}
+    """
+    out = np.zeros((len(places), len(spaces)), np.uint32)
+    declarations = ".global .align 8 .b8 variable[8];\n.const .align 8 .b8 constant[8];"
+    run_ptx(body, {"out": out}, declarations=declarations, block=1)
+    assert out.tolist() == [
+        [1, 0, 0, 0, 0, 0],
+        [0, 1, 0, 0, 0, 0],
+        [0, 0, 1, 1, 0, 0],
+        [0, 0, 0, 0, 1, 0],
+        [1, 0, 0, 0, 0, 1],
+    ]
+
+
+def test_shared_memory_of_another_cta_is_only_the_clusters(run_ptx: Callable[..., Any]) -> None:
+    """PTX ISA 9.7.9.19: without a qualifier, .shared is .shared::cta."""
+    body = f"""{ADDRESS}
+      .shared .align 4 .b8 cell[8];
+      .reg .b64 s; .reg .b32 v, r; .reg .pred p;
+      mov.u64 s, cell; cvta.shared.u64 s, s; mapa.u64 s, s, 1;
+      mov.u32 r, %cluster_ctarank; mad.wide.u32 at, r, 8, base;
+      isspacep.shared p, s; selp.u32 v, 1, 0, p; st.global.u32 [at], v;
+      isspacep.shared::cluster p, s; selp.u32 v, 1, 0, p; st.global.u32 [at+4], v;
+    """
+    out = np.zeros((2, 2), np.uint32)
+    run_ptx(body, {"out": out}, block=1, grid=2, cluster=(2, 1, 1))
+    assert out.tolist() == [[0, 1], [1, 1]]
+
+
 def test_param_addresses_in_registers(run_ptx: Callable[..., Any]) -> None:
     body = f"""{ADDRESS}
       .reg .b64 p, g, v;

@@ -91,6 +91,24 @@ def test_k_major_swizzles(rng: Any, swizzle: int) -> None:
     assert agrees(found, exact, "f32")
 
 
+@pytest.mark.parametrize("swizzle", [32, 64, 128])
+@pytest.mark.parametrize("shift", [1, 3, 6])
+def test_matrices_that_begin_inside_of_a_pattern(rng: Any, swizzle: int, shift: int) -> None:
+    """9.7.16.4.1, base offset: the row of 128 bytes at which the pattern begins."""
+    a_codes, a_values = tk.random_codes(rng, (128, 16), "bf16")
+    b_codes, b_values = tk.random_codes(rng, (32, 16), "bf16")
+    a_image, a_desc = tk.k_major(tk.element_bytes(a_codes, "bf16"), swizzle)
+    b_image, b_desc = tk.k_major(tk.element_bytes(b_codes, "bf16"), swizzle)
+    # The swizzles of 64 and 32 bytes repeat after 4 and 2 of these rows.
+    moved = np.concatenate([np.zeros(128 * shift, np.uint8), a_image])
+    image, (_, b_start) = tk.joined(moved, b_image)
+    idesc = tk.instruction_descriptor("f16", "bf16", "bf16", "f32", 128, 32)
+    a_desc += 128 * shift >> 4 | shift << 49
+    args = [a_desc, b_desc + (b_start >> 4), idesc, 0, 0]
+    found = tk.run(f"{tk.mma('f16')} COMMIT", image, noise(rng, 32), args)[0]
+    assert agrees(found[:128, :32], a_values @ b_values.T, "f32")
+
+
 @pytest.mark.parametrize(("m", "n"), [(64, 8), (64, 24), (64, 256), (128, 16), (128, 256)])
 def test_shapes(rng: Any, m: int, n: int) -> None:
     """Layouts D and F: M = 64 has its rows in the lower 16 lanes of each quarter."""

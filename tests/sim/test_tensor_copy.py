@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 from hopper_kernels import MapOf, aligned, placed, run, tensor_map, tensor_maps
 
 from humming.errors import HummingError
+
+errors = importlib.import_module("humming.devices.simulator.errors")
 
 DTYPES = {
     "uint8": np.uint8,
@@ -113,6 +116,87 @@ def swizzled_rows(rows: np.ndarray, span: int) -> np.ndarray:
             to = c ^ turn
             found[r, 16 * to : 16 * to + 16] = rows[r, 16 * c : 16 * c + 16]
     return found
+
+
+ROWS = """
+    extern "C" __global__ void test(const __grid_constant__ Map from,
+                                    const __grid_constant__ Map to, u32* out,
+                                    i32 c, i32 r0, i32 r1, i32 r2, i32 r3) {
+      extern __shared__ __align__(1024) u32 tile[];
+      __shared__ u64 bar;
+      if (threadIdx.x == 0) {
+        init(&bar, 1); fence_init(); expect(&bar, 256);
+        asm volatile("cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4"
+                     ".mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5, %6}], [%7];"
+                     :: "r"(shared(tile)), "l"(&from), "r"(c), "r"(r0), "r"(r1), "r"(r2), "r"(r3),
+                        "r"(shared(&bar)) : "memory");
+      }
+      __syncthreads();
+      wait(&bar, 0);
+      for (u32 i = threadIdx.x; i < 64; i += 32) out[i] = tile[i];
+      __syncthreads();
+      if (threadIdx.x == 0) {
+        asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group"
+                     " [%0, {%1, %2, %3, %4, %5}], [%6];\\n"
+                     "cp.async.bulk.commit_group;\\ncp.async.bulk.wait_group 0;"
+                     :: "l"(&to), "r"(c), "r"(r3), "r"(r2), "r"(r1), "r"(r0), "r"(shared(tile))
+                     : "memory");
+      }
+    }
+"""
+
+
+@pytest.mark.parametrize("swizzle", [0, 2])
+def test_single_rows(rng: np.random.Generator, swizzle: int) -> None:
+    """PTX ISA 5.5.6, tile::gather4 and tile::scatter4: a column, then the numbers of four rows.
+
+    Rows outside of the tensor are zeros when they are loaded, and are not stored.
+    """
+    array, other = random_bits(rng, (20, 128), np.uint8), placed(np.zeros((20, 128), np.uint8))
+    maps = [tensor_map(a, "uint8", (64, 1), swizzle=swizzle) for a in (array, other)]
+    out = aligned(256, np.uint8)
+    rows = [13, 2, 40, 7]
+    run(ROWS, *maps, out, 32, *rows, block=32, smem_bytes=256, arch="sm_100a")
+    plain = np.stack([array[r, 32:96] if r < 20 else np.zeros(64, np.uint8) for r in rows])
+    expected = swizzled_rows(plain, 64) if swizzle else plain
+    np.testing.assert_array_equal(out.reshape(4, 64), expected)
+    stored = np.zeros_like(other)
+    for place, row in zip(rows[::-1], plain, strict=True):
+        if place < 20:
+            stored[place, 32:96] = row
+    np.testing.assert_array_equal(other, stored)
+
+
+PAIR = """
+    extern "C" __global__ void test(const __grid_constant__ Map map, u32* out) {
+      extern __shared__ __align__(1024) u32 tile[];
+      __shared__ u64 bar;
+      u32 own = rank(), even = shared(&bar) & 0xFEFFFFFF;
+      if (threadIdx.x == 0) { init(&bar, 1); fence_init(); }
+      cluster_sync();
+      if (threadIdx.x == 0) {
+        if (own == 0) expect(&bar, 1024);
+        asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile"
+                     ".mbarrier::complete_tx::bytesGROUP [%0], [%1, {%2, %3}], [%4];"
+                     :: "r"(shared(tile)), "l"(&map), "r"(0), "r"(8 * own), "r"(even) : "memory");
+      }
+      if (own == 0) wait(&bar, 0);
+      cluster_sync();
+      for (u32 i = threadIdx.x; i < 128; i += 32) out[128 * own + i] = tile[i];
+      cluster_sync();
+    }
+"""
+
+
+def test_loads_of_a_pair_signal_in_one_of_its_ctas(rng: np.random.Generator) -> None:
+    """PTX ISA 9.7.9.27.1.2, .cta_group::2: the barrier may be in the other CTA of the pair."""
+    array = random_bits(rng, (16, 64), np.uint8)
+    encoded, out = tensor_map(array, "uint8", (64, 8)), aligned(1024, np.uint8)
+    how = {"grid": 2, "cluster": 2, "block": 32, "smem_bytes": 512, "arch": "sm_100a"}
+    run(PAIR.replace("GROUP", ".cta_group::2"), encoded, out, **how)
+    np.testing.assert_array_equal(out, array.reshape(-1))
+    with pytest.raises(errors.UndefinedBehaviorError, match="another CTA than the destination"):
+        run(PAIR.replace("GROUP", ""), encoded, out, **how)
 
 
 @pytest.mark.parametrize(("mode", "span"), [(1, 32), (2, 64), (3, 128)])

@@ -17,6 +17,7 @@ from . import (
     memory,
     ppu,
     proxy_fences,
+    quarter_products,
     register_counts,
     remote,
     tensor_allocation,
@@ -24,8 +25,10 @@ from . import (
     tensor_core,
     tensor_memory,
     tensor_transfers,
+    video,
     warp,
     wgmma,
+    wmma,
 )
 
 __all__ = [
@@ -45,6 +48,7 @@ __all__ = [
     "memory",
     "ppu",
     "proxy_fences",
+    "quarter_products",
     "register_counts",
     "remote",
     "tensor_allocation",
@@ -52,6 +56,8 @@ __all__ = [
     "tensor_core",
     "tensor_memory",
     "tensor_transfers",
+    "video",
     "warp",
     "wgmma",
+    "wmma",
 ]

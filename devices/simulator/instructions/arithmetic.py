@@ -43,18 +43,31 @@ def add_with_carry(d: Decoder) -> Step:
     return _with_carry(d, kind, takes=True, gives=d.modifiers.flag("cc"))
 
 
-def _with_carry(d: Decoder, kind: str, takes: bool, gives: bool) -> Step:
-    """Additions of several words: a carry of the thread joins them."""
+def _with_carry(d: Decoder, kind: str, takes: bool, gives: bool, factors: Any = None) -> Step:
+    """Additions of several words: a carry of the thread joins them.
+
+    Args:
+        d: at the instruction.
+        kind: type of a word.
+        takes, gives: whether a carry comes in, and goes out.
+        factors: the function whose result, of the first two operands, is added to the third.
+    """
     bits = int(kind[1:])
     unsigned = f"u{bits}"
     minus = d.opcode.startswith("sub")
     target = d.target(0, unsigned)
-    sources = [d.source(1, unsigned), d.source(2, unsigned)]
+    if bits not in (32, 64):
+        d.refuse(f"{d.opcode} with a carry is for words of 32 and 64 bits")
+    if factors is None:
+        sources = [d.source(1, unsigned), d.source(2, unsigned)]
+    else:
+        sources = [d.source(1, kind), d.source(2, kind), d.source(3, unsigned)]
     carry_in = d.source(_CARRY, "pred")
     carry_out = d.target(_CARRY, "pred")
 
     def step(group: Any) -> None:
-        a, b = (np.asarray(source.read(group)) for source in sources)
+        values = [np.asarray(source.read(group)) for source in sources]
+        a, b = values if factors is None else (factors(*values[:2]), values[2])
         bad = [source.poison(group) for source in (*sources, *([carry_in] if takes else []))]
         carry = carry_in.read(group).astype(a.dtype) if takes else a.dtype.type(0)
         total = a - b - carry if minus else a + b + carry
@@ -158,13 +171,48 @@ def multiply_add(d: Decoder) -> Step:
         return floating.fused(d, kind)
     d.expect(4)
     part = d.modifiers.one_of("lo", "hi", "wide")
-    saturate = d.modifiers.flag("sat")
-    if d.modifiers.flag("cc") or saturate or d.opcode == "mad24":
-        d.refuse("this form of mad is not supported")
-    product = _product(kind, part)
+    saturate, gives = d.modifiers.flag("sat"), d.modifiers.flag("cc")
+    if saturate and (part != "hi" or kind != "s32"):
+        d.refuse(f"{d.opcode}.{part}.{kind} has no .sat; .hi.s32 has")
+    if d.opcode == "mad24":
+        if gives or part == "wide" or kind not in ("u32", "s32"):
+            d.refuse("mad24 has .lo or .hi, of u32 or s32, and no .cc")
+        product = _product_24(kind, part == "hi")
+    else:
+        product = _product(kind, part)
+    if gives:
+        return _multiply_with_carry(d, kind, part, takes=False, gives=True)
+    if saturate:
+        sources = [d.source(place, kind) for place in (1, 2, 3)]
+        total = _saturating(np.add)
+        return d.elementwise(lambda a, b, c: total(product(a, b), c), d.target(0, kind), *sources)
     result = _wide(kind) if part == "wide" else kind
     sources = [d.source(1, kind), d.source(2, kind), d.source(3, result)]
     return d.elementwise(lambda a, b, c: product(a, b) + c, d.target(0, result), *sources)
+
+
+@instruction("madc")
+def multiply_add_with_carry(d: Decoder) -> Step:
+    """PTX ISA 9.7.2.6."""
+    kind = d.modifiers.one_of("u32", "s32", "u64", "s64")
+    d.expect(4)
+    part = d.modifiers.one_of("lo", "hi")
+    return _multiply_with_carry(d, kind, part, takes=True, gives=d.modifiers.flag("cc"))
+
+
+def _multiply_with_carry(d: Decoder, kind: str, part: str, takes: bool, gives: bool) -> Step:
+    """PTX ISA 9.7.2.5-6: half of a product, and a word of a longer sum."""
+    if part == "wide" or kind[1:] not in ("32", "64"):
+        d.refuse(f"{d.opcode}.{part}.{kind} has no .cc")
+    product = _product(kind, part)
+    unsigned = np.dtype(f"u{int(kind[1:]) // 8}").type
+    return _with_carry(
+        d,
+        kind,
+        takes=takes,
+        gives=gives,
+        factors=lambda a, b: np.asarray(product(a, b)).astype(unsigned),
+    )
 
 
 @instruction("mul24")
@@ -173,6 +221,12 @@ def multiply_24(d: Decoder) -> Step:
     kind = d.modifiers.one_of("u32", "s32")
     high = d.modifiers.one_of("lo", "hi") == "hi"
     d.expect(3)
+    function = _product_24(kind, high)
+    return d.elementwise(function, d.target(0, kind), d.source(1, kind), d.source(2, kind))
+
+
+def _product_24(kind: str, high: bool) -> Any:
+    """The low or the high 32 bits of the 48-bit product of the low 24 bits."""
     dtype = np.int64 if kind == "s32" else np.uint64
 
     def function(a: Any, b: Any) -> Array:
@@ -184,7 +238,7 @@ def multiply_24(d: Decoder) -> Step:
             np.int32 if kind == "s32" else np.uint32
         )
 
-    return d.elementwise(function, d.target(0, kind), d.source(1, kind), d.source(2, kind))
+    return function
 
 
 @instruction("fma")

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from ..decoder import Decoder, Step, instruction
-from ..groups import Array
+from ..groups import Array, Group
 from ..ptx_syntax import Integer
 from . import poison
 
@@ -47,19 +47,47 @@ def logical_not(d: Decoder) -> Step:
 @instruction("lop3")
 def lop3(d: Decoder) -> Step:
     """PTX ISA 9.7.8.6: any function of three bits, by its table."""
-    combine = d.modifiers.one_of("or", "and", default="none")
+    combine = d.modifiers.one_of("or", "and", default="")
     d.modifiers.one_of("b32")
-    if combine != "none":
-        d.refuse("lop3 with a predicate result is not supported")
-    d.expect(5)
+    d.expect(6 if combine else 5)
     table = d.operands[4]
     if not isinstance(table, Integer):
         d.refuse("the table of lop3 is a constant")
     function = lop3_function(table.value & 0xFF)
     sources = [d.source(place, "b32") for place in (1, 2, 3)]
+    if combine:
+        return _lop3_with_predicate(d, combine, function, sources)
     return d.elementwise(
         function, d.target(0, "b32"), *sources, poison=poison.three_inputs(function)
     )
+
+
+def _lop3_with_predicate(d: Decoder, combine: str, function: Any, sources: list[Any]) -> Step:
+    """`d|p`: also whether the result is not zero, combined with another predicate."""
+    first, second = d.pair(0)
+    target, other, third = d.target(first, "b32"), d.target(second, "pred"), d.source(5, "pred")
+    rule = poison.three_inputs(function)
+    join = np.logical_or if combine == "or" else np.logical_and
+    joined = poison.bitwise_or if combine == "or" else poison.bitwise_and
+
+    def step(group: Group) -> None:
+        shape = (len(group), 32)
+        values = [np.broadcast_to(source.read(group), shape) for source in sources]
+        result = function(*values)
+        bits, of_third = [source.poison(group) for source in sources], third.poison(group)
+        bad = None if all(part is None for part in bits) else rule(values, bits)
+        holds, given = result != 0, np.broadcast_to(third.read(group), shape)
+        wild = of_third
+        if bad is not None:
+            # One defined bit that is set decides.
+            unknown = (bad != 0) & ((result & ~bad) == 0)
+            wild = joined([holds, given], [unknown, of_third])
+        elif of_third is not None:
+            wild = joined([holds, given], [None, of_third])
+        target.put(group, result, bad)
+        other.put(group, join(holds, given), wild if wild is not None and wild.any() else None)
+
+    return step
 
 
 _LOP3: dict[int, Any] = {

@@ -91,7 +91,7 @@ def multiply_scaled(d: Decoder) -> Step:
     if (len(targets), len(a), len(b), len(c)) != (4, 4, 2, 4):
         d.refuse("D, A, B and C have 4, 4, 2 and 4 registers")
     of_a, of_b = _scales(d, 4, 2), _scales(d, 6, 4)
-    table = numerics.decode_table(types[4])
+    table, sums = numerics.decode_table(types[4]), d.machine.sums
     mask = 0x7F if types[4] == "ue4m3" else 0xFF
 
     def operand(
@@ -110,8 +110,9 @@ def multiply_scaled(d: Decoder) -> Step:
         left, bad_a = operand(a, of_a, types[1], 16, group)
         right, bad_b = operand(b, of_b, types[2], 8, group)
         before, bad_c = stacked(c, group)
-        total = left @ right.transpose(0, 2, 1)
-        total = total + fragments.c_matrix(before.astype(np.float64))
+        right = right.transpose(0, 2, 1)
+        matrix = fragments.c_matrix(before.astype(np.float64))
+        total = sums.moved(left @ right + matrix, left, right, matrix, "f32", types[1])
         values = fragments.c_registers(total)
         flags = fragments.c_registers(bad_a[:, :, None] | bad_b[:, None, :])
         if bad_c is not None:

@@ -71,12 +71,21 @@ class Targets:
         to, barrier: the operands of the destination and of the barrier object.
         mask: the operand with the CTAs of a multicast.
         cluster: whether other CTAs may be named.
+        pair: whether the barrier may be in the other CTA of the destination's pair
+            (`.cta_group::2`); that of a multicast is in the CTAs of its own parity.
     """
 
     def __init__(
-        self, d: Decoder, to: Operand, barrier: Operand, mask: Source | None, cluster: bool
+        self,
+        d: Decoder,
+        to: Operand,
+        barrier: Operand,
+        mask: Source | None,
+        cluster: bool,
+        pair: bool = False,
     ) -> None:
         self._machine, self._pc, self._cluster = d.machine, d.pc, cluster
+        self._pair = pair
         self._to = reader(d.address(to), "the destination")
         self._barrier = reader(d.address(barrier), "the address of the mbarrier")
         self._mask = None if mask is None else reader(mask, "the mask of CTAs")
@@ -93,8 +102,10 @@ class Targets:
             require_multiple(thread, at & 0xFFFFFF, 8, "the address of the mbarrier")
             if mask is None:
                 ranks = [address >> 24]
-                if cta_of(machine, thread, at) != cta_of(machine, thread, address):
+                apart = cta_of(machine, thread, at), cta_of(machine, thread, address)
+                if apart[0] != apart[1] and not (self._pair and apart[0] ^ apart[1] == 1):
                     told = "the mbarrier is in another CTA than the destination"
+                    told += ", and not in that of its pair" if self._pair else ""
                     raise failure(UndefinedBehaviorError, told, thread)
             else:
                 bits = mask(row, thread)
@@ -105,6 +116,7 @@ class Targets:
             found = []
             for rank in ranks:
                 base = rank << 24
+                home = (rank & ~1 | at >> 24 & 1) << 24 if self._pair else base
                 remote = self._cluster or mask is not None
                 offset = shared_offset(
                     machine,
@@ -117,7 +129,7 @@ class Targets:
                 found.append(
                     (
                         offset,
-                        barrier_offset(machine, thread, base | (at & 0xFFFFFF), cluster=remote),
+                        barrier_offset(machine, thread, home | (at & 0xFFFFFF), cluster=remote),
                     )
                 )
             return found

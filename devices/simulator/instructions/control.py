@@ -5,8 +5,12 @@ import numpy as np
 from ..decoder import STOP, Decoder, Step, instruction, require_agreement
 from ..errors import PoisonError, TrapError, UndefinedBehaviorError
 from ..groups import Group
-from ..memory import fault
-from ..ptx_syntax import Label, Symbol, Vector
+from ..memory import fault, window_of
+from ..ptx_syntax import Integer, Label, Register, Symbol, Vector
+from .data import require_defined
+
+_LINE_BYTES = 128
+"""What `discard` is about."""
 
 
 @instruction("bra")
@@ -83,8 +87,8 @@ def call(d: Decoder) -> Step:
     machine, program = d.machine, d.machine.program
     lists = [operand for operand in d.operands if isinstance(operand, Vector)]
     names = [operand for operand in d.operands if isinstance(operand, Symbol)]
-    if not names:
-        d.refuse("indirect calls are not supported")
+    if isinstance(next((o for o in d.operands if not isinstance(o, Vector)), None), Register):
+        return _indirect_call(d, lists)
     name = names[0].name
     position = d.operands.index(names[0])
     results = [o for o in lists if d.operands.index(o) < position]
@@ -102,6 +106,51 @@ def call(d: Decoder) -> Step:
     outgoing = list(zip((f"{name}/{r.name}" for r in function.results), wanted, strict=True))
     start, after = machine.step_of[program.functions[name]], d.pc + 1
     return lambda group: machine.calls.enter(name, group, start, after, incoming, outgoing)
+
+
+def _indirect_call(d: Decoder, lists: list[Vector]) -> Step:
+    """A call of the function whose address a register holds, one or several at once."""
+    machine, program = d.machine, d.machine.program
+    place = next(p for p, o in enumerate(d.operands) if not isinstance(o, Vector))
+
+    def names(behind: bool) -> list[str]:
+        found = [o for o in lists if (d.operands.index(o) > place) == behind]
+        return [item.name for o in found for item in o.items if isinstance(item, Symbol)]
+
+    results, given = names(False), names(True)
+    target, after = d.source(place, "u64"), d.pc + 1
+    starts = {
+        machine.step_of[first]: name
+        for name, first in program.functions.items()
+        if name != program.entry.name
+    }
+
+    def enter(start: int, group: Group) -> int:
+        name = starts.get(start, "")
+        function = program.module.functions.get(name)
+        if function is None:
+            told = f"a call of the address {start:#x}, which is that of no function"
+            raise fault(UndefinedBehaviorError, told, group, group.active())
+        if (len(given), len(results)) != (len(function.params), len(function.results)):
+            told = f"{name} has other parameters or results than this call of it"
+            raise fault(UndefinedBehaviorError, told, group, group.active())
+        incoming = list(zip(given, (f"{name}/{p.name}" for p in function.params), strict=True))
+        outgoing = list(zip((f"{name}/{r.name}" for r in function.results), results, strict=True))
+        return machine.calls.enter(name, group, start, after, incoming, outgoing)
+
+    def step(group: Group) -> int | None:
+        addresses = np.broadcast_to(
+            require_defined(target, group, "the address of the function"), (len(group), 32)
+        )
+        different = np.unique(addresses[group.active()])
+        if len(different) == 1:
+            return enter(int(different[0]), group)
+        for address in different.tolist():
+            part = machine.group(group.spread(addresses == address))
+            machine.put(enter(address, part), part.lanes)
+        return STOP
+
+    return step
 
 
 def _assertion(group: Group) -> int | None:
@@ -190,7 +239,30 @@ def _proxy_fence(d: Decoder) -> Step:
     return nothing
 
 
-@instruction("prefetch", "prefetchu", "applypriority", "discard")
+@instruction("discard")
+def discard(d: Decoder) -> Step:
+    """PTX ISA 9.7.9.17: 128 bytes of global memory become undefined."""
+    space = d.modifiers.one_of("global", default="")
+    d.modifiers.one_of("L2")
+    d.expect(2)
+    if d.operands[1] != Integer(_LINE_BYTES):
+        d.refuse("discard is of 128 bytes")
+    addresses, machine = d.address(0), d.machine
+
+    def step(group: Group) -> int | None:
+        at = addresses.read(group)
+        if space == "" and (window_of(at)[group.active()] != 0).any():
+            told = "discard of memory that is not global"
+            raise fault(UndefinedBehaviorError, told, group, window_of(at) != 0)
+        machine.memory.locate(group, at, _LINE_BYTES, True)
+        for address in np.unique(at[group.active()]).tolist():
+            machine.memory.discard(int(address), _LINE_BYTES)
+        return None
+
+    return step
+
+
+@instruction("prefetch", "prefetchu", "applypriority")
 def hint(d: Decoder) -> Step:
     """PTX ISA 9.7.9.14-17: hints to caches."""
     d.modifiers.ignore("global", "local", "L1", "L2")

@@ -10,7 +10,7 @@ from ..decoder import Decoder, Step, instruction
 from ..groups import Array
 from ..numerics import FORMATS
 from ..operands import Source
-from . import floating, poison
+from . import floating, forms, poison
 
 _INTEGERS = ("u8", "u16", "u32", "u64", "s8", "s16", "s32", "s64")
 _SINGLES = ("f16", "bf16", "f32", "f64", "tf32")
@@ -36,15 +36,26 @@ def convert(d: Decoder) -> Step:
         d.refuse("cvt has the types of its result and its operand")
     modifiers.left.clear()
     to, of = kinds
+    if "s2f6x2" in kinds:
+        d.refuse("what becomes of NaN in a conversion to s2f6x2 is not known")
+    flags = {"ftz": flushes, "sat": saturates, "finite": finite, "relu": relu}
     if to in _PAIRS:
+        if of not in (*_PAIRS, "f32"):
+            d.refuse(f"a conversion from {of} to {to}")
+        wrong = forms.packed_conversion(to, of, integral or mode, scaled=scaled, **flags)
+        if wrong:
+            d.refuse(wrong)
         return _pair(d, to, of, mode or "rn", finite, relu, scaled)
     if any(kind not in (*_INTEGERS, *_SINGLES) for kind in kinds):
         d.refuse(f"a conversion from {of} to {to}")
+    wrong = forms.conversion(to, of, integral or mode, **flags)
+    if wrong or scaled or (integral and mode):
+        d.refuse(wrong or "modifiers of a conversion that do not go together")
     d.expect(2)
     if to in _INTEGERS and of in _INTEGERS:
         return _between_integers(d, to, of, saturates)
     if to in _INTEGERS:
-        return _to_integer(d, to, of, integral or "rzi", flushes)
+        return _to_integer(d, to, of, integral, flushes)
     if of in _INTEGERS:
         return _from_integer(d, to, of, mode or "rn", saturates)
     return _between_floats(d, to, of, integral, mode or "rn", flushes, saturates, finite, relu)
@@ -166,7 +177,7 @@ def _between_floats(
         if integral:
             number = np.copysign(numerics.round_integral(number, integral), number)
         if saturates:
-            number = np.where(np.isnan(number), 0.0, np.clip(number, 0, 1))
+            number = floating.saturated(number)
         if to == "f64":
             return numerics.canonical_f64(number)
         if to == "tf32":

@@ -9,7 +9,7 @@ from ..errors import PoisonError
 from ..groups import Array, Group
 from ..memory import LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, fault
 from ..operands import CLEAN, Source, Target
-from ..ptx_syntax import TYPE_BITS, Register, Vector
+from ..ptx_syntax import TYPE_BITS, Register, Special, Vector
 from ..registers import store
 from . import poison
 
@@ -17,8 +17,11 @@ from . import poison
 @instruction("mov")
 def move(d: Decoder) -> Step:
     """PTX ISA 9.7.9.3-4: a register, constant or address; packs and unpacks vectors."""
+    count = d.modifiers.one_of("v2", "v4", default="")
     kind = d.modifiers.type()
     d.expect(2)
+    if count:
+        return _move_vector(d, kind, int(count[1:]))
     if isinstance(d.operands[0], Vector):
         return _unpack(d, kind)
     if isinstance(d.operands[1], Vector):
@@ -27,6 +30,20 @@ def move(d: Decoder) -> Step:
         return _move_128(d)
     source, target = d.source(1, kind), d.target(0, kind)
     return d.elementwise(_same, target, source, poison=poison.bitwise)
+
+
+def _move_vector(d: Decoder, kind: str, count: int) -> Step:
+    """`mov.v4`: element by element, all read before one is written."""
+    targets, sources = d.targets(0, kind), d.sources(1, kind)
+    if len(targets) != count or len(sources) != count:
+        d.refuse(f"mov.v{count} has {count} elements on either side")
+
+    def step(group: Group) -> None:
+        read = [(np.copy(source.read(group)), source.poison(group)) for source in sources]
+        for target, (values, bad) in zip(targets, read, strict=True):
+            target.put(group, values, bad)
+
+    return step
 
 
 def _same(a: Any) -> Any:
@@ -167,13 +184,36 @@ def convert_address(d: Decoder) -> Step:
 
 @instruction("isspacep")
 def is_in_space(d: Decoder) -> Step:
-    """PTX ISA 9.7.9.19: whether a generic address lies in a state space."""
+    """PTX ISA 9.7.9.19: whether a generic address lies in a state space.
+
+    Constant variables have a window of their own; that of parameters lies in the global one.
+    """
     space = d.modifiers.one_of(*_WINDOWS)
     d.expect(2)
+    source, target = d.source(1, "u64"), d.target(0, "pred")
     window = np.uint64(_WINDOWS[space] >> 56)
-    return d.elementwise(
-        lambda a: (a >> np.uint64(56)) == window, d.target(0, "pred"), d.source(1, "u64")
-    )
+    constants = d.machine.constants
+    if space in ("global", "const"):
+
+        def in_global(a: Any) -> Array:
+            constant = np.zeros(np.shape(a), np.bool_)
+            for start, end in constants():
+                constant |= (a >= np.uint64(start)) & (a < np.uint64(end))
+            if space == "const":
+                return constant
+            top = a >> np.uint64(56)
+            return ((top == 0) | (top == np.uint64(PARAM_WINDOW >> 56))) & ~constant
+
+        return d.elementwise(in_global, target, source)
+    if space in ("shared", "shared::cta"):
+        own = d.source(Special("%cluster_ctarank"), "u64")
+        return d.elementwise(
+            lambda a, rank: (a >> np.uint64(24)) == (window << np.uint64(32) | rank),
+            target,
+            source,
+            own,
+        )
+    return d.elementwise(lambda a: (a >> np.uint64(56)) == window, target, source)
 
 
 @instruction("mapa")

@@ -7,14 +7,12 @@ rounded to odd where float64 cannot hold them. `.approx` functions are the exact
 devices differ from that in the last bits.
 """
 
-import math
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from .. import numerics
+from .. import exact, numerics
 from ..decoder import Decoder, Step, instruction
 from ..groups import Array
 from ..numerics import canonical_f32, canonical_f64, flush
@@ -59,9 +57,14 @@ def contract(values: Array, kind: str) -> Array:
     return codes.view(np.uint32) if kind.endswith("x2") else codes
 
 
-def _saturated(values: Array) -> Array:
-    """`.sat`: clamped to [0, 1], NaN becomes 0."""
-    return np.where(np.isnan(values), values.dtype.type(0), np.clip(values, 0, 1))
+def saturated(values: Array) -> Array:
+    """`.sat`: clamped to [0, 1]; NaN and -0 become +0."""
+    return np.where(values > 0, np.minimum(values, 1), values.dtype.type(0))
+
+
+def rectified(values: Array) -> Array:
+    """`.relu`: what is negative becomes +0, -0 too; NaN stays NaN."""
+    return np.where((values > 0) | np.isnan(values), values, values.dtype.type(0))
 
 
 def _flushed_f16(values: Array) -> Array:
@@ -79,6 +82,7 @@ def apply(
     saturates: bool = False,
     relu: bool = False,
     count: int = 2,
+    narrow: tuple[str, ...] = (),
 ) -> Step:
     """A step of a function on floating-point operands of a type.
 
@@ -88,15 +92,26 @@ def apply(
         function: on float32 (for 16-bit types, too) or float64 arrays.
         flushes, saturates, relu: the modifiers .ftz, .sat and .relu.
         count: number of operands.
+        narrow: for each operand, a type of 16 bits that it has instead, or "".
     """
     stored = storage(kind)
-    sources = [d.source(place + 1, stored) for place in range(count)]
+    kinds = [each or stored for each in narrow] or [stored] * count
+    sources = [d.source(place + 1, storage(each)) for place, each in enumerate(kinds)]
+    if narrow:
+        inner = function
+
+        def function(*operands: Any) -> Array:
+            wide = [
+                expand(v, each).reshape(np.shape(v) or (32,)) if each else v
+                for v, each in zip(operands, narrow, strict=True)
+            ]
+            return inner(*wide)
 
     def finish(values: Array) -> Array:
         if saturates:
-            values = _saturated(values)
+            values = saturated(values)
         if relu:
-            values = np.where(values < 0, values.dtype.type(0), values)
+            values = rectified(values)
         return values
 
     if kind in _HALVES:
@@ -143,9 +158,16 @@ def two_operands(d: Decoder, kind: str, opcode: str) -> Step:
     flags = {"flushes": d.modifiers.flag("ftz"), "saturates": d.modifiers.flag("sat")}
     function: Callable[..., Array]
     function = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[opcode]
-    if mode != "rn":
+    narrow = d.modifiers.one_of("f16", "bf16", default="") if kind == "f32" else ""
+    if narrow:
+        d.expect(3)
+        if opcode == "mul":
+            d.refuse("mul has no operands of another type")
+    if mode != "rn" and kind == "f64":
+        function = exact.function_of(opcode, kind, mode)
+    elif mode != "rn":
         if kind not in ("f32", "f32x2"):
-            d.refuse(f"the rounding .{mode} is not supported for this type")
+            d.refuse(f"{opcode}.{mode}.{kind}: this type is rounded to nearest")
         function = {
             "add": lambda a, b: numerics.add_f32(a, b, mode),
             "sub": lambda a, b: numerics.add_f32(a, -np.asarray(b), mode),
@@ -153,6 +175,8 @@ def two_operands(d: Decoder, kind: str, opcode: str) -> Step:
                 np.asarray(a, np.float64) * np.asarray(b, np.float64), None, mode
             ),
         }[opcode]
+    if narrow:
+        return apply(d, kind, function, **flags, narrow=(narrow, ""))
     return apply(d, kind, function, **flags)
 
 
@@ -163,10 +187,10 @@ def fused(d: Decoder, kind: str) -> Step:
     flushes, saturates = d.modifiers.flag("ftz"), d.modifiers.flag("sat")
     relu = d.modifiers.flag("relu")
     if kind == "f64":
-        if mode != "rn":
-            d.refuse(f"fma.{mode}.f64 is not supported")
-        return apply(d, kind, _fma_f64, count=3)
+        function = numerics.fma_f64 if mode == "rn" else exact.function_of("fma", kind, mode)
+        return apply(d, kind, function, count=3)
     if kind not in _HALVES:
+        narrow = d.modifiers.one_of("f16", "bf16", default="") if kind == "f32" else ""
         return apply(
             d,
             kind,
@@ -174,7 +198,10 @@ def fused(d: Decoder, kind: str) -> Step:
             flushes=flushes,
             saturates=saturates,
             count=3,
+            narrow=(narrow, narrow, "") if narrow else (),
         )
+    if mode != "rn":
+        d.refuse(f"fma.{mode}.{kind}: this type is rounded to nearest")
     stored = storage(kind)
     sources = [d.source(place, stored) for place in (1, 2, 3)]
     name = "bf16" if kind[0] == "b" else "f16"
@@ -190,9 +217,9 @@ def fused(d: Decoder, kind: str) -> Step:
         # Of float16 operands, float64 holds every sum that decides a tie: what it loses lies more
         # than 18 bits below the last bit of the larger addend, which is then the float16 one.
         if saturates:
-            result = _saturated(result)
+            result = saturated(result)
         if relu:
-            result = np.where(result < 0, 0.0, result)
+            result = rectified(result)
         if name == "f16":
             codes = _f16_of_f64(result)
             if flushes:
@@ -210,30 +237,28 @@ def _f16_of_f64(values: Array) -> Array:
     return np.where(nan, np.uint16(0x7FFF), codes) if nan.any() else codes
 
 
-def _fma_f64(a: Any, b: Any, c: Any) -> Array:
-    """float64 a * b + c with one rounding, element by element in exact arithmetic."""
-
-    def single(x: float, y: float, z: float) -> float:
-        plain = x * y + z
-        if not all(map(np.isfinite, (x, y, z))):
-            return plain
-        exact = Fraction(x) * Fraction(y) + Fraction(z)
-        try:
-            return math.copysign(float(exact), exact) if exact else plain
-        except OverflowError:
-            return float(np.copysign(np.inf, plain))
-
-    found: Array = np.vectorize(single, otypes=[np.float64])(a, b, c)
-    return found
-
-
 def divide(d: Decoder, kind: str) -> Step:
-    """`div`; `.full` and `.approx` are rounded like `.rn`."""
+    """`div`; `.full` and, up to 2^126, `.approx` are rounded like `.rn`.
+
+    Beyond that `.approx` multiplies with a reciprocal of 0.
+    """
     d.expect(3)
-    mode = d.modifiers.one_of(*_ROUNDINGS, "approx", "full", default="rn")
-    if mode in ("rz", "rp", "rm"):
-        d.refuse(f"div.{mode} is not supported")
-    return apply(d, kind, np.divide, flushes=d.modifiers.flag("ftz"))
+    mode = d.modifiers.one_of(*_ROUNDINGS, "approx", "full", default="")
+    if not mode or kind not in ("f32", "f64") or (kind == "f64" and mode in ("approx", "full")):
+        d.refuse(f"div.{kind} is for f32 and f64 and needs a rounding, .approx or .full (f32)")
+    function: Callable[..., Array] = np.divide
+    if mode == "approx":
+        function = _divide_approximately
+    elif mode in ("rz", "rp", "rm"):
+        function = exact.function_of("div", kind, mode)
+    if kind == "f64" and "ftz" in d.modifiers.left:
+        d.refuse("div.f64 has no .ftz")
+    return apply(d, kind, function, flushes=d.modifiers.flag("ftz"))
+
+
+def _divide_approximately(a: Any, b: Any) -> Array:
+    large = np.abs(b) > np.float32(2.0**126)
+    return np.where(large, a * np.copysign(np.float32(0), b), np.divide(a, b))
 
 
 def extreme(d: Decoder, kind: str, largest: bool) -> Step:
@@ -280,16 +305,38 @@ def sign(d: Decoder, kind: str, opcode: str) -> Step:
     return apply(d, kind, function, flushes=flushes, count=1)
 
 
+# Types of each function with .approx; those of "rounded" ones have roundings for f32 and f64, too.
+_APPROXIMATE: dict[str, tuple[str, ...]] = {
+    "rcp": ("f32", "f64"),
+    "sqrt": ("f32",),
+    "rsqrt": ("f32", "f64"),
+    "ex2": ("f32", "f16", "f16x2", "bf16", "bf16x2"),
+    "tanh": ("f32", "f16", "f16x2", "bf16", "bf16x2"),
+}
+_ROUNDED = ("rcp", "sqrt")
+
+
 def _one_operand(function: Callable[[Array], Array]) -> Callable[[Decoder], Step]:
     """A builder of a function that is computed in float64 and rounded once."""
 
     def build(d: Decoder) -> Step:
         d.expect(2)
-        mode = d.modifiers.one_of(*_ROUNDINGS, "approx", default="rn")
-        if mode in ("rz", "rp", "rm"):
-            d.refuse(f"{d.opcode}.{mode} is not supported")
+        mode = d.modifiers.one_of(*_ROUNDINGS, "approx", default="")
         flushes = d.modifiers.flag("ftz")
         kind = d.modifiers.one_of(*FLOATS)
+        if mode == "approx":
+            known = _APPROXIMATE.get(d.opcode, ("f32",))
+        else:
+            known = ("f32", "f64") if d.opcode in _ROUNDED and mode else ()
+        if kind not in known:
+            what = f"{d.opcode}{f'.{mode}' if mode else ''}.{kind}"
+            rest = " or a rounding" if d.opcode in _ROUNDED else ""
+            d.refuse(f"{what}: {d.opcode} needs .approx{rest}, and has not all types")
+        if kind == "f64" and mode == "approx":
+            d.refuse(f"which bits {d.opcode}.approx.f64 gives is not known to the simulator")
+        if mode in ("rz", "rp", "rm"):
+            directed = exact.function_of(d.opcode, kind, mode)
+            return apply(d, kind, directed, flushes=flushes, count=1)
 
         def rounded(a: Array) -> Array:
             result = function(np.asarray(a, np.float64))

@@ -15,6 +15,7 @@ from ..decoder import Decoder, Step, instruction
 from ..groups import Array, Group
 from ..memory import SHARED_WINDOW
 from ..operands import Source
+from . import forms
 
 # -- loads and stores of 8 x 8 matrices -----------------------------------------------------------
 
@@ -83,11 +84,12 @@ def load_matrix(d: Decoder) -> Step:
     kind = modifiers.one_of("b16", "b8", "b8x16", "s8")
     packed = modifiers.one_of("b6x16_p32", "b4x16_p64", "s4", default="")
     d.expect(2)
+    wrong = forms.matrix_load(shape, transposed, kind, packed)
+    if wrong:
+        d.refuse(wrong)
     targets = d.targets(0, "b32")
     if shape == "m16n16":
         return _load_16(d, number, packed, generic, targets)
-    if (shape == "m8n8") != (kind == "b16") or (shape == "m8n16") == (packed == ""):
-        d.refuse("these shape and types of ldmatrix do not go together")
     if len(targets) != number:
         d.refuse(f"ldmatrix.x{number} writes {number} registers")
     addresses = _addresses(d, 1, generic)
@@ -280,33 +282,76 @@ def multiply_accumulate(d: Decoder) -> Step:
     """PTX ISA 9.7.14.5.14."""
     modifiers = d.modifiers
     shape = modifiers.one_of(
-        *(f"m16n8k{k}" for k in (4, 8, 16, 32, 64, 128, 256)), *(f"m8n8k{k}" for k in (16, 32, 128))
+        *(f"m16n8k{k}" for k in (4, 8, 16, 32, 64, 128, 256)),
+        *(f"m8n8k{k}" for k in (4, 16, 32, 128)),
     )
     modifiers.one_of("row")
     modifiers.one_of("col")
-    modifiers.ignore("kind::f8f6f4")
+    f8f6f4 = modifiers.flag("kind::f8f6f4")
     saturates = modifiers.flag("satfinite")
     if "block_scale" in modifiers.left:
         d.refuse("mma with block scales is not supported here")
-    bitwise = modifiers.one_of("xor", "and", default="")
-    modifiers.ignore("popc")
+    if "f64" in modifiers.left:
+        modifiers.flag("rn")
+    bitwise, popc = modifiers.one_of("xor", "and", default=""), modifiers.flag("popc")
     kinds = list(modifiers.left)
-    if len(kinds) != 4:
-        d.refuse("mma has the types of D, A, B and C")
     modifiers.left.clear()
+    wrong = forms.product(
+        shape, kinds, f8f6f4=f8f6f4, saturates=saturates, bitwise=bitwise != "", popc=popc
+    )
+    if wrong:
+        d.refuse(wrong)
     k = int(shape.partition("k")[2])
     d.expect(4)
+    if kinds[0] == "f64":
+        return _product_of_doubles(d, 16 if shape.startswith("m16") else 8, k)
     if bitwise:
         return _product(d, shape, kinds, k, 1, _bit_product(bitwise), saturates)
-    width = _INTEGER.get(kinds[1]) or _FLOAT.get(kinds[1])
-    if width is None or (_INTEGER.get(kinds[2]) or _FLOAT.get(kinds[2])) != width:
-        d.refuse(f"mma of {kinds[1]} and {kinds[2]}")
+    width = _INTEGER.get(kinds[1]) or _FLOAT[kinds[1]]
 
     def product(a: Array, b: Array) -> Array:
         left, right = operand_values(a, kinds[1]), operand_values(b, kinds[2])
         return left @ right.transpose(0, 2, 1)
 
     return _product(d, shape, kinds, k, width, product, saturates)
+
+
+def _product_of_doubles(d: Decoder, m: int, k: int) -> Step:
+    """Products of float64, by the rule of the others with one element in each register.
+
+    Every product is added with one rounding, in the order of k; the hardware's order is its own.
+    """
+    a, b, c = (d.sources(place, "f64") for place in (1, 2, 3))
+    results = d.targets(0, "f64")
+    wanted = (m * k // 32, k // 4, m // 4)
+    if (len(a), len(b), len(c)) != wanted or len(results) != len(c):
+        d.refuse(f"mma of this shape has {wanted} registers for A, B and C")
+
+    def step(group: Group) -> None:
+        values = [stacked(part, group) for part in (a, b, c)]
+        left = fragments.a_matrix(values[0][0][..., None])
+        right = fragments.b_matrix(values[1][0][..., None])
+        total = fragments.c_matrix(values[2][0])
+        for place in range(k):
+            total = numerics.fma_f64(left[:, :, place, None], right[:, None, :, place], total)
+        before = fragments.c_matrix(values[2][0])
+        total = d.machine.sums.moved(total, left, right.transpose(0, 2, 1), before, "f64", "f64")
+        found = numerics.canonical_f64(fragments.c_registers(total))
+        wild = np.zeros(total.shape, np.bool_)
+        if values[0][1] is not None:
+            lines = (fragments.a_matrix(values[0][1][..., None]) != 0).any(axis=2)
+            wild = wild | lines[:, :, None]
+        if values[1][1] is not None:
+            lines = (fragments.b_matrix(values[1][1][..., None]) != 0).any(axis=2)
+            wild = wild | lines[:, None, :]
+        if values[2][1] is not None:
+            wild = wild | (fragments.c_matrix(values[2][1]) != 0)
+        bits = np.where(fragments.c_registers(wild), np.uint64(2**64 - 1), np.uint64(0))
+        for place, target in enumerate(results):
+            part = bits[:, place]
+            target.put(group, found[:, place], part if part.any() else None)
+
+    return step
 
 
 def _bit_product(operation: str) -> Callable[[Array, Array], Array]:
@@ -342,6 +387,7 @@ def _product(
     m = 16 if shape.startswith("m16") else 8
     half = kinds[0] == "f16"
     stored = "b32" if half else {"f32": "f32", "s32": "s32"}[kinds[0]]
+    sums = d.machine.sums
     a, b = d.sources(1, "b32"), d.sources(2, "b32")
     c, results = d.sources(3, stored), d.targets(0, stored)
     wanted = (m * k * width // 1024, 8 * k * width // 1024, m // (8 if half else 4))
@@ -361,7 +407,11 @@ def _product(
             matrix = held.transpose(0, 1, 3, 2).reshape(n, 2 * len(c), 32)
         else:
             matrix = before
-        total = total + fragments.c_matrix(matrix.astype(np.float64))
+        matrix = fragments.c_matrix(matrix.astype(np.float64))
+        total = total + matrix
+        if kinds[0] != "s32" and d.machine.options.sums:
+            left, right = operand_values(left, kinds[1]), operand_values(right, kinds[2])
+            total = sums.moved(total, left, right.transpose(0, 2, 1), matrix, kinds[0], kinds[1])
         values = fragments.c_registers(total)
         undefined = _undefined(group, a, b, width, split, bad, m, half)
         for place, target in enumerate(results):

@@ -9,7 +9,9 @@ from ..errors import PoisonError
 from ..groups import Array, Group
 from ..machine import Machine
 from ..memory import SHARED_WINDOW, Space, active_range, fault, window_of
-from ..ptx_syntax import TYPE_BITS, Address, Symbol, Vector
+from ..ptx_syntax import TYPE_BITS, Address, Register, Symbol, Vector
+from ..registers import store as put
+from . import forms
 
 _SPACES = (
     "global",
@@ -22,7 +24,8 @@ _SPACES = (
     "param::func",
     "const",
 )
-_STRONG = ("volatile", "relaxed", "acquire", "release", "acq_rel", "mmio")
+_STRONG = ("volatile", "relaxed", "acquire", "release", "acq_rel")
+_SCOPES = ("cta", "cluster", "gpu", "sys")
 _TYPES = tuple(kind for kind in TYPE_BITS if kind != "pred")
 
 
@@ -39,10 +42,16 @@ class Access:
     def __init__(self, d: Decoder) -> None:
         modifiers = d.modifiers
         self.space = modifiers.one_of(*_SPACES, default="")
-        self.semantics = modifiers.one_of(*_STRONG, default="")
-        self.strong = self.semantics != ""
-        self.far = not {"cta", "cluster"} & set(modifiers.left)
-        modifiers.ignore("weak", "cta", "cluster", "gpu", "sys")
+        mmio = modifiers.flag("mmio")
+        sems = [part for part in modifiers.left if part in ("weak", *_STRONG)]
+        scopes = [part for part in modifiers.left if part in _SCOPES]
+        wrong = forms.order(d.opcode, sems, scopes, mmio)
+        if wrong:
+            d.refuse(wrong)
+        self.strong = bool(sems) and sems != ["weak"]
+        self.semantics = sems[0] if self.strong else ""
+        self.far = not {"cta", "cluster"} & set(scopes)
+        modifiers.ignore(*sems, *scopes)
         modifiers.ignore("nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "unified")
         modifiers.ignore_prefixes("L1::", "L2::")
         self.count = int(modifiers.one_of("v2", "v4", "v8", default="v1")[1:])
@@ -199,7 +208,7 @@ def load(d: Decoder) -> Step:
     kind = d.modifiers.one_of(*_TYPES)
     d.expect(2, 3)
     if kind == "b128":
-        d.refuse("loads of b128 are not supported")
+        return _load_128(d, access)
     size = TYPE_BITS[kind] // 8
     # Bits as they are, but for signed types, which a wider register extends.
     targets = d.targets(0, kind if kind[0] == "s" else f"b{8 * size}")
@@ -266,6 +275,56 @@ def _load_param(machine: Machine, offset: int, kind: str, targets: Any) -> Step:
     return step
 
 
+def wide_register(d: Decoder, operand: Any) -> Any:
+    """A register of 128 bits, whose data and poison are [warps, 32, 2]."""
+    if not isinstance(operand, Register) or d.machine.register(operand).bits != 128:
+        d.refuse("an operand of .b128 is a register of that type")
+    return d.machine.register(operand)
+
+
+def read_wide(group: Group, register: Any) -> tuple[Array, Array | None]:
+    """What a register of 128 bits holds, [n, 32, 2], and its undefined bits."""
+    bad = None
+    if register.poison is not None:
+        bad = np.where(group.active()[..., None], register.poison[group.rows], np.uint64(0))
+        bad = bad if bad.any() else None
+    return register.data[group.rows], bad
+
+
+def write_wide(group: Group, register: Any, values: Array, bad: Array | None) -> None:
+    """Writes a register of 128 bits, of values [n, 32, 2]."""
+    put(register.data, group, values)
+    if bad is None:
+        register.define(group)
+    else:
+        register.taint(group, bad)
+
+
+def _load_128(d: Decoder, access: Access) -> Step:
+    """`ld.b128`, as a load of two words of 64 bits."""
+    if access.count != 1 or access.space.startswith("param"):
+        d.refuse("ld.b128 reads one register, from any space but that of parameters")
+    register, addresses = wide_register(d, d.operands[0]), d.address(1)
+
+    def step(group: Group) -> None:
+        write_wide(group, register, *access.load(group, addresses.read(group), 8, 2))
+
+    return step
+
+
+def _store_128(d: Decoder, access: Access) -> Step:
+    """`st.b128`, the reverse."""
+    if access.count != 1 or access.space.startswith("param"):
+        d.refuse("st.b128 writes one register, to any space but that of parameters")
+    register, addresses = wide_register(d, d.operands[1]), d.address(0)
+
+    def step(group: Group) -> None:
+        values, bad = read_wide(group, register)
+        access.store(group, addresses.read(group), values, bad, 8, 2)
+
+    return step
+
+
 @instruction("st")
 def store(d: Decoder) -> Step:
     """PTX ISA 9.7.9.11."""
@@ -273,7 +332,7 @@ def store(d: Decoder) -> Step:
     kind = d.modifiers.one_of(*_TYPES)
     d.expect(2, 3)
     if kind == "b128":
-        d.refuse("stores of b128 are not supported")
+        return _store_128(d, access)
     size = TYPE_BITS[kind] // 8
     values = d.sources(1, f"b{8 * size}" if kind[0] != "f" else kind)
     if len(values) != access.count:

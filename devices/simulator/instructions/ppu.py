@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import fragments, numerics
+from ..accumulation import Sums
 from ..decoder import Decoder, Step, instruction
 from ..errors import UndefinedBehaviorError
 from ..groups import Array, Group
@@ -125,13 +126,14 @@ def _multiply(d: Decoder, known: dict[str, tuple[str, ...]], order: _Order) -> S
         return _Matrix(registers, name, bits, view)
 
     left, right = matrix(a, a_type, order.a), matrix(b, b_type, order.b)
+    sums = d.machine.sums
 
     def step(group: Group) -> None:
         before, bad = stacked(c, group)
         if result == "f16":
             before = _of_halves(before)
             bad = None if bad is None else _marks_of_halves(bad)
-        values, flags = _sums(group, order, left, right, before, bad)
+        values, flags = _sums(group, order, left, right, before, bad, result, sums)
         for place, target in enumerate(targets):
             target.put(group, *_finished(values, flags, place, result))
 
@@ -168,10 +170,19 @@ class _Matrix:
 
 
 def _sums(
-    group: Group, order: _Order, a: _Matrix, b: _Matrix, c: Array, bad_c: Array | None
+    group: Group,
+    order: _Order,
+    a: _Matrix,
+    b: _Matrix,
+    c: Array,
+    bad_c: Array | None,
+    kind: str,
+    sums: Sums,
 ) -> tuple[Array, Array]:
     """float64 registers [n, 8, 32] of A B + C, and which are undefined."""
-    total = a.values(group) @ b.values(group).transpose(0, 2, 1) + order.d(c.astype(np.float64))
+    left, right = a.values(group), b.values(group).transpose(0, 2, 1)
+    held = order.d(c.astype(np.float64))
+    total = sums.moved(left @ right + held, left, right, held, kind, a.name)
     undefined = a.undefined(group)[:, :, None] | b.undefined(group)[:, None, :]
     if bad_c is not None:
         undefined = undefined | order.d(bad_c != 0)
@@ -226,6 +237,7 @@ def multiply_scaled(d: Decoder) -> Step:
     scales = [*d.sources(4, "b32"), d.source(5, "b32"), d.source(6, "b32")]
     order = _PPU0015
     left, right = _Matrix(a, "f4", 4, order.a), _Matrix(b, "f4", 4, order.b)
+    sums = d.machine.sums
 
     def step(group: Group) -> None:
         codes = [require_defined(scale, group, "a scale") for scale in scales]
@@ -235,7 +247,7 @@ def multiply_scaled(d: Decoder) -> Step:
             told = "which rows the scales of ppu.tc02.mma.mx are for is not known: all must be 1"
             raise fault(UndefinedBehaviorError, f"{told} (0x7f7f7f7f) here", group, other)
         before, bad = stacked(c, group)
-        values, flags = _sums(group, order, left, right, before, bad)
+        values, flags = _sums(group, order, left, right, before, bad, "f32", sums)
         for place, target in enumerate(targets):
             target.put(group, *_finished(values, flags, place, "f32"))
 

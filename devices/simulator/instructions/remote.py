@@ -209,16 +209,21 @@ def is_canceled(d: Decoder) -> Step:
     return step
 
 
-@instruction("clusterlaunchcontrol.query_cancel.get_first_ctaid")
+@instruction(
+    "clusterlaunchcontrol.query_cancel.get_first_ctaid",
+    *(f"clusterlaunchcontrol.query_cancel.get_first_ctaid::{axis}" for axis in "xyz"),
+)
 def first_cta(d: Decoder) -> Step:
     """PTX ISA 9.7.13.20: undefined for a request that has failed, as all do."""
-    axes = d.modifiers.one_of("x", "y", "z", "v4", default="v4")
+    one = "::" in d.opcode
+    if not one:
+        d.modifiers.one_of("v4")
     d.modifiers.one_of("b32")
     d.modifiers.one_of("b128")
     d.expect(2)
     targets = d.targets(0, "b32")
-    if len(targets) != (4 if axes == "v4" else 1):
-        d.refuse("get_first_ctaid has one result, or four with .v4")
+    if len(targets) != (1 if one else 4):
+        d.refuse("get_first_ctaid has four results, or one of ::x, ::y or ::z")
 
     def step(group: Group) -> None:
         undefined = np.full((len(group), 32), 0xFFFFFFFF, np.uint32)

@@ -1,6 +1,7 @@
 """Copies of boxes of tensors (PTX ISA 9.7.9.27), and changes of tensor maps (9.7.9.26)."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,8 @@ from ..tensor_maps import ALIGN, BYTES, TensorMap, decode
 from .bulk_copy import MBARRIER, Targets, reader, take_hint, take_masked
 
 _TILE_ALIGN = 128
+_ROWS = 4
+"""Rows of the modes `tile::gather4` and `tile::scatter4`."""
 
 
 class MapStates:
@@ -101,15 +104,24 @@ def _bytes_of_map(machine: Machine, thread: Thread, address: int) -> bytes:
 
 
 class _Tensor:
-    """The operand `[map, {coordinates}]`."""
+    """The operand `[map, {coordinates}]`.
 
-    def __init__(self, d: Decoder, operand: Operand) -> None:
+    Args:
+        d: at an instruction.
+        operand: the operand.
+        rows: whether it names four single rows: a column and four row numbers (the modes
+            `tile::gather4` and `tile::scatter4`), of a map whose box has one row.
+    """
+
+    def __init__(self, d: Decoder, operand: Operand, rows: bool = False) -> None:
         if not isinstance(operand, Address) or len(operand.extra) != 1:
             d.refuse("a tensor is given as [address of the map, {coordinates}]")
         self._machine = d.machine
         self._map = reader(d.address(Address(operand.base, operand.offset)), "the tensor map")
         items = d.items(operand.extra[0])
-        self._rank = len(items)
+        self._rank, self._rows = len(items), rows
+        if rows and len(items) != 1 + _ROWS:
+            d.refuse("four rows are named by a column and the numbers of four rows")
         self._at = [reader(d.source(item, "s32"), "a coordinate") for item in items]
         self._known: dict[bytes, TensorMap] = {}
 
@@ -126,15 +138,28 @@ class _Tensor:
                     tensor = decode(data)
                     tensor.check()
                     self._known[data] = tensor
-                _require_simulated(tensor, self._rank)
+                _require_simulated(tensor, 2 if self._rows else self._rank)
+                if self._rows:
+                    tensor = _of_rows(tensor)
             except HummingError as error:
                 raise failure(UndefinedBehaviorError, str(error), thread) from error
             coordinates = tuple(each(row, thread) for each in at)
             if coordinates[0] * tensor.element.bits % 8:
                 raise failure(AlignmentError, "the box begins inside of a byte", thread)
+            if self._rows:
+                return Box(tensor, (coordinates[0], 0), coordinates[1:])
             return Box(tensor, coordinates)
 
         return box
+
+
+def _of_rows(tensor: TensorMap) -> TensorMap:
+    """The map of a copy of four single rows, which lie one behind the other in shared memory."""
+    if tensor.box[1] != 1 or set(tensor.element_strides) - {1}:
+        raise HummingError(
+            f"copies of single rows take a map whose box has one row and steps of 1; it is {tensor}"
+        )
+    return replace(tensor, box=(tensor.box[0], _ROWS))
 
 
 def _require_simulated(tensor: TensorMap, rank: int) -> None:
@@ -149,31 +174,42 @@ def _require_simulated(tensor: TensorMap, rank: int) -> None:
         )
 
 
-def _take_shape(d: Decoder) -> None:
-    d.modifiers.one_of("1d", "2d", "3d", "4d", "5d")
+def _take_shape(d: Decoder, rows: str = "") -> bool:
+    """Takes the dimensions and the mode; returns whether it is the one of four single rows."""
+    rank = d.modifiers.one_of("1d", "2d", "3d", "4d", "5d")
     for mode in d.modifiers.left:
-        if mode.startswith("im2col") or mode in ("tile::gather4", "tile::scatter4"):
+        if mode.startswith("im2col"):
             d.refuse(f"tensor copies in the mode .{mode} are not simulated")
+    if rows and d.modifiers.flag(rows):
+        if rank != "2d":
+            d.refuse(f".{rows} is for tensors of 2 dimensions")
+        return True
     d.modifiers.flag("tile")
+    return False
 
 
 @instruction("cp.async.bulk.tensor")
 def tensor_copy(d: Decoder) -> Step:
     """PTX ISA 9.7.9.27.1.2."""
-    _take_shape(d)
+    scatters = _take_shape(d, "tile::scatter4")
+    gathers = d.modifiers.flag("tile::gather4")
     to = d.modifiers.one_of("shared::cluster", "shared::cta", "global")
     source = d.modifiers.one_of("global", "shared::cta")
+    if scatters != (scatters and to == "global") or (gathers and to == "global"):
+        d.refuse("tile::gather4 loads and tile::scatter4 stores")
     if to == "global":
-        return _store(d, "")
+        return _store(d, "", scatters)
     if source != "global":
         d.refuse("cp.async.bulk.tensor into shared memory reads global memory")
     d.modifiers.one_of(MBARRIER)
+    group_of = d.modifiers.one_of("cta_group::1", "cta_group::2", default="")
     operands = take_hint(d)
     mask = take_masked(d, operands, "multicast::cluster")
     if len(operands) != 3:
         d.refuse("cp.async.bulk.tensor has a destination, a tensor and an mbarrier")
-    targets = Targets(d, operands[0], operands[2], mask, to == "shared::cluster")
-    tensors = _Tensor(d, operands[1])
+    pair = group_of == "cta_group::2"
+    targets = Targets(d, operands[0], operands[2], mask, to == "shared::cluster", pair)
+    tensors = _Tensor(d, operands[1], gathers)
     machine, pc = d.machine, d.pc
     arrivals = part_of(machine, Arrivals)
 
@@ -213,12 +249,12 @@ def _delivery(machine: Machine, thread: Thread, box: Box, pieces: Array) -> Call
     return finish
 
 
-def _store(d: Decoder, operation: str) -> Step:
+def _store(d: Decoder, operation: str, scatters: bool = False) -> Step:
     d.modifiers.one_of("bulk_group")
     operands = take_hint(d)
     if len(operands) != 2:
         d.refuse(f"{d.opcode} into global memory has a tensor and a source")
-    tensors = _Tensor(d, operands[0])
+    tensors = _Tensor(d, operands[0], scatters)
     address = reader(d.address(operands[1]), "the source")
     machine, pc = d.machine, d.pc
     groups = part_of(machine, BulkGroups)

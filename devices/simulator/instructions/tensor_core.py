@@ -8,6 +8,7 @@ from .. import availability, tensor_product
 from ..decoder import Decoder, Step, instruction
 from ..errors import UndefinedBehaviorError
 from ..groups import Array, Group
+from ..machine import Machine
 from ..ptx_syntax import Address, Integer, Vector
 from ..shared_memory import PIECE
 from ..tensor_descriptors import (
@@ -18,7 +19,7 @@ from ..tensor_descriptors import (
     decode_scaled,
 )
 from ..tensor_memory import Access, Region, same_group
-from ..tensor_pipe import Operation, SharedOperand, TensorPipe, tensor_pipe
+from ..tensor_pipe import Operation, SharedOperand, tensor_pipe
 from ..tensor_product import Layout, Scales
 from .tensor_allocation import cta_group, peers
 from .tensor_issue import Issuer, Located, Operands, issuers
@@ -150,7 +151,7 @@ class _Multiply:
         if self._columns is not None:
             zeros, _ = tensor_product.zero_columns(self._columns(group, issuer), product, product.m)
         for number, cta in enumerate(ctas):
-            part = _Part(self._pipe, access, product, layout, cta, d_at & 0xFFFF)
+            part = _Part(self._machine, access, product, layout, cta, d_at & 0xFFFF)
             part.a_at(self._in_tensor, self._a_at(group, issuer))
             if self._sfa_at is not None and self._sfb_at is not None:
                 part.scales_at(self._sfa_at(group, issuer), self._sfb_at(group, issuer))
@@ -224,14 +225,15 @@ class _Part:
 
     def __init__(
         self,
-        pipe: TensorPipe,
+        machine: Machine,
         access: Access,
         product: Product,
         layout: Layout,
         cta: int,
         column: int,
     ) -> None:
-        self._pipe, self._memory = pipe, pipe.memory
+        self._pipe, self._sums = tensor_pipe(machine), machine.sums
+        self._memory = self._pipe.memory
         self._access, self._product, self._layout, self._cta = access, product, layout, cta
         self._d = [
             Region(cta, layout.lanes_of(block), column, layout.columns)
@@ -308,12 +310,15 @@ class _Part:
             columns = slice(block * layout.columns, (block + 1) * layout.columns)
             total = tensor_product.multiplied(a, b[columns])
             undefined = a_undefined[:, None] | b_undefined[columns][None]
+            held = np.zeros(())
             if self.enabled:
                 words, bad = self._memory.load(region)
-                total += tensor_product.d_values(words, product.d) * 2.0**-self.shift
+                held = tensor_product.d_values(words, product.d) * 2.0**-self.shift
+                total += held
                 if bad is not None:
                     seen = bad & 0xFFFF if product.d == "f16" else bad
                     undefined = undefined | (seen != 0)
+            total = self._sums.moved(total, a, b[columns].T, held, product.d, product.a)
             self._write(region, total, undefined)
 
     def _write(self, region: Region, total: Array, undefined: Array) -> None:

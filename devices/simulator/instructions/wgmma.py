@@ -179,7 +179,8 @@ def product(d: Decoder) -> Step:
         total = a @ b.transpose(0, 2, 1)
         if sign < 0:
             total = -total
-        total = total + np.where(adds[:, None, None], before, 0.0)
+        held = np.where(adds[:, None, None], before, 0.0)
+        total = machine.sums.moved(total + held, a, b.transpose(0, 2, 1), held, form.kind, form.a)
         undefined = _undefined(adds, bad, bad_a, bad_b)
         if undefined is not None:
             undefined = np.broadcast_to(undefined, total.shape)

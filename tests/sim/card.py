@@ -1,0 +1,278 @@
+"""Launches a kernel's PTX on the CUDA device that is present, on copies of host memory."""
+
+import contextlib
+import ctypes
+import importlib
+import re
+import struct
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+tensor_maps = importlib.import_module("humming.devices.simulator.tensor_maps")
+_PTX_VERSION, _GUARD_BYTES, _PATIENCE_S = "9.0", 4096, 60.0
+_MAGIC = b"hummingT"
+
+Place = tuple[int, np.ndarray]
+"""An allocation: its address on the host, and its bytes before the launch."""
+
+
+class CardError(Exception):
+    """The driver refused something; `assembled` tells whether the PTX had been accepted."""
+
+    def __init__(self, told: str, assembled: bool) -> None:
+        super().__init__(told)
+        self.assembled = assembled
+
+
+class CardHangError(Exception):
+    """A kernel does not end; the device can't be used any more by this process."""
+
+
+class Launch(NamedTuple):
+    """What a launch says beside its memory."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    params: bytes
+    cluster: tuple[int, int, int]
+    smem_bytes: int
+
+
+def retargeted(text: str, target: str) -> str:
+    """The PTX for another architecture, in a version that the driver knows."""
+    text = re.sub(r"\.version\s+[\d.]+", f".version {_PTX_VERSION}", text)
+    return re.sub(r"\.target\s+\w+", f".target {target}", text)
+
+
+def home_of(address: int, places: Sequence[Place], homes: Sequence[int]) -> int | None:
+    """Where an address lies in the copies; None if it is in no allocation."""
+    for (start, before), home in zip(places, homes, strict=True):
+        if start <= address < start + max(1, len(before)):
+            return home + address - start
+    return None
+
+
+def moved(params: bytes, places: Sequence[Place], homes: Sequence[int]) -> bytes:
+    """Parameters with every address of an allocation replaced by that of its copy."""
+    data = bytearray(params)
+    for at in range(0, len(data) - 7, 8):
+        (value,) = struct.unpack_from("<Q", data, at)
+        home = home_of(value, places, homes)
+        if home is not None:
+            struct.pack_into("<Q", data, at, home)
+    return bytes(data)
+
+
+def maps_in(data: bytes) -> list[tuple[int, Any]]:
+    """The simulator's tensor maps in some memory: their offsets and what they stand for."""
+    found, at = [], data.find(_MAGIC)
+    while at >= 0:
+        part = data[at : at + tensor_maps.BYTES]
+        # It may be the same eight bytes by chance, or a map that a kernel is changing.
+        with contextlib.suppress(tensor_maps.HummingError):
+            found.append((at, tensor_maps.decode(part)))
+        at = data.find(_MAGIC, at + 1)
+    return found
+
+
+def arguments_of(tensor: Any, address: int) -> tuple[Any, ...]:
+    """What `cuTensorMapEncodeTiled` takes for a map whose tensor lies elsewhere, as numbers."""
+    names = [each.name for each in tensor_maps.TYPES]
+    no_promotion = 0
+    return (
+        names.index(tensor.dtype),
+        tensor.rank,
+        address,
+        list(tensor.dims),
+        list(tensor.strides),
+        list(tensor.box),
+        list(tensor.element_strides or (1,) * tensor.rank),
+        tensor.interleave,
+        tensor.swizzle,
+        no_promotion,
+        tensor.fill,
+    )
+
+
+def with_maps(
+    data: bytes,
+    original: bytes,
+    places: Sequence[Place],
+    homes: Sequence[int],
+    encode: Callable[..., bytes],
+) -> bytes:
+    """Memory with the driver's tensor maps in place of the simulator's.
+
+    Args:
+        data: to be changed.
+        original: where the maps are read, which may have been moved in `data`.
+        places, homes: allocations and the addresses of their copies.
+        encode: the bytes of a map, of the arguments that `arguments_of` makes.
+
+    Raises:
+        CardError: a map of something that is no allocation.
+    """
+    changed = bytearray(data)
+    for at, tensor in maps_in(original):
+        home = home_of(tensor.address, places, homes)
+        if home is None:
+            raise CardError("a tensor map of memory that is in no allocation", True)
+        changed[at : at + tensor_maps.BYTES] = encode(*arguments_of(tensor, home))
+    return bytes(changed)
+
+
+class Card:
+    """The first CUDA device, with a context that is made anew after a fault."""
+
+    def __init__(self) -> None:
+        from cuda.bindings import driver
+
+        self._driver = driver
+        self._ok(driver.cuInit(0))
+        self._device = self._ok(driver.cuDeviceGet(0))
+        kinds = driver.CUdevice_attribute
+        major, minor = (
+            self._ok(driver.cuDeviceGetAttribute(attribute, self._device))
+            for attribute in (
+                kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+            )
+        )
+        self.name = self._ok(driver.cuDeviceGetName(256, self._device)).split(b"\0")[0].decode()
+        self.driver_version = int(self._ok(driver.cuDriverGetVersion()))
+        self.target = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+        self._enter()
+
+    def _enter(self) -> None:
+        driver = self._driver
+        self._ok(driver.cuCtxSetCurrent(self._ok(driver.cuDevicePrimaryCtxRetain(self._device))))
+
+    def _ok(self, result: tuple[Any, ...], assembled: bool = True) -> Any:
+        if int(result[0]) != 0:
+            _, name = self._driver.cuGetErrorName(result[0])
+            raise CardError(name.decode() if name else str(result[0]), assembled)
+        return result[1] if len(result) > 1 else None
+
+    def run(
+        self, text: str, entry: str, places: Sequence[Place], launch: Launch
+    ) -> list[np.ndarray]:
+        """Launches a kernel on copies of host memory, and returns the memory after it.
+
+        Raises:
+            CardError: the driver refuses the kernel or the launch, or the kernel fails.
+            CardHangError: it does not end.
+        """
+        driver = self._driver
+        image = retargeted(text, self.target).encode() + b"\0"
+        module = self._ok(driver.cuModuleLoadData(image), assembled=False)
+        held: list[tuple[Any, int]] = []
+        try:
+            function = self._ok(driver.cuModuleGetFunction(module, entry.encode()))
+            self._set_limits(function, launch)
+            for address, before in places:
+                # The same offset within 256 bytes, so that alignment is what it was.
+                base = self._ok(driver.cuMemAlloc(len(before) + 256 + _GUARD_BYTES))
+                held.append((base, int(base) + address % 256))
+            homes = [at for _, at in held]
+            for (_, before), at in zip(places, homes, strict=True):
+                raw = before.tobytes()
+                data = np.frombuffer(with_maps(raw, raw, places, homes, self._encode), np.uint8)
+                self._ok(driver.cuMemcpyHtoD(at, data, len(data)))
+            params = moved(launch.params, places, homes)
+            params = with_maps(params, launch.params, places, homes, self._encode)
+            self._launch(function, launch, params)
+            after = []
+            for (_, before), at in zip(places, homes, strict=True):
+                found = np.empty(len(before), np.uint8)
+                self._ok(driver.cuMemcpyDtoH(found, at, len(before)))
+                after.append(found)
+            return after
+        except CardError:
+            driver.cuDevicePrimaryCtxReset(self._device)
+            self._enter()
+            held, module = [], None
+            raise
+        except CardHangError:
+            held, module = [], None
+            raise
+        finally:
+            for base, _ in held:
+                driver.cuMemFree(base)
+            if module is not None:
+                driver.cuModuleUnload(module)
+
+    def _set_limits(self, function: Any, launch: Launch) -> None:
+        driver = self._driver
+        attributes = driver.CUfunction_attribute
+        if launch.smem_bytes:
+            limit = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            self._ok(driver.cuFuncSetAttribute(function, limit, launch.smem_bytes))
+        x, y, z = launch.cluster
+        if x * y * z > 8:
+            beyond = attributes.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+            self._ok(driver.cuFuncSetAttribute(function, beyond, 1))
+
+    def _encode(self, *arguments: Any) -> bytes:
+        """The driver's bytes of a tensor map."""
+        driver = self._driver
+        kind, rank, address, dims, strides, box, steps, interleave, swizzle, promotion, fill = (
+            arguments
+        )
+        wide, narrow = driver.cuuint64_t, driver.cuuint32_t
+        encoded = self._ok(
+            driver.cuTensorMapEncodeTiled(
+                driver.CUtensorMapDataType(kind),
+                rank,
+                address,
+                [wide(d) for d in dims],
+                [wide(s) for s in strides],
+                [narrow(b) for b in box],
+                [narrow(s) for s in steps],
+                driver.CUtensorMapInterleave(interleave),
+                driver.CUtensorMapSwizzle(swizzle),
+                driver.CUtensorMapL2promotion(promotion),
+                driver.CUtensorMapFloatOOBfill(fill),
+            )
+        )
+        return ctypes.string_at(encoded.getPtr(), tensor_maps.BYTES)
+
+    def _launch(self, function: Any, launch: Launch, params: bytes) -> None:
+        driver = self._driver
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
+        config.sharedMemBytes = launch.smem_bytes
+        if launch.cluster != (1, 1, 1):
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            dims = attribute.value.clusterDim
+            dims.x, dims.y, dims.z = launch.cluster
+            config.attrs, config.numAttrs = [attribute], 1
+        # Tensor maps among the parameters must lie at a multiple of 64 bytes.
+        buffer = ctypes.create_string_buffer(len(params) + 64)
+        start = -(-ctypes.addressof(buffer) // 64) * 64
+        ctypes.memmove(start, params, len(params))
+        pointers, index = [], 0
+        while True:
+            error, offset, _ = driver.cuFuncGetParamInfo(function, index)
+            if int(error) != 0:
+                break
+            pointers.append(start + offset)
+            index += 1
+        array = (ctypes.c_void_p * max(1, len(pointers)))(*pointers)
+        self._ok(driver.cuLaunchKernelEx(config, function, ctypes.addressof(array), 0))
+        self._wait()
+
+    def _wait(self) -> None:
+        driver, end = self._driver, time.monotonic() + _PATIENCE_S
+        while True:
+            result = driver.cuStreamQuery(0)
+            if result[0] != driver.CUresult.CUDA_ERROR_NOT_READY:
+                self._ok(result)
+                return
+            if time.monotonic() > end:
+                raise CardHangError(f"the kernel has not ended after {_PATIENCE_S:.0f} s")
+            time.sleep(0.0005)
