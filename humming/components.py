@@ -19,9 +19,10 @@ class Component:
 
     Attributes:
         slot: one of `SLOTS`.
-        serves: key of what it serves: a mover's name; `MmaRow.key`; `int4:bfloat16` for weights
-            dequantized to an operand type; the instruction family of a mainloop; a name such as
-            `tile` for epilogues and schedulers.
+        serves: key of what it serves: a mover's name; `MmaRow.key`; `int:bfloat16` for weights of
+            a kind of type (`DataType.kind`), whatever its width, dequantized to an operand type;
+            the instruction family of a mainloop; a name such as `tile` for epilogues and
+            schedulers.
         header: `humming/mma/sync_m16n8k16.cuh`, found in an include folder.
         struct: the C++ type, which may hold template arguments:
             `humming::MmaSync16816<humming::Bf16>`.
@@ -73,11 +74,13 @@ SHARED: tuple[Component, ...] = (
         "humming::MmaSync16816<humming::Bf16>",
     ),
     *(
-        Component("dequant", f"{code}:{operand}", f"humming/dequant/int4_{short}.cuh", struct)
-        for code, signed in (("int4", "true"), ("uint4", "false"))
-        for operand, short, struct in (
-            ("float16", "f16", f"humming::DequantInt4F16<Order, {signed}>"),
-            ("bfloat16", "bf16", f"humming::DequantInt4Bf16<Order, {signed}>"),
+        Component("dequant", f"{kind}:{operand}", f"humming/dequant/{header}.cuh", struct)
+        for operand, element in (("float16", "humming::F16"), ("bfloat16", "humming::Bf16"))
+        for kind, header, struct in (
+            ("int", "integer_16", f"humming::DequantInteger16<Order, Code, {element}>"),
+            ("uint", "integer_16", f"humming::DequantInteger16<Order, Code, {element}>"),
+            ("float", "float_16", f"humming::DequantFloat16<Order, Code, {element}, kFold>"),
+            ("sign_magnitude", "magnitude_16", f"humming::DequantMagnitude16<Order, Code, {element}>"),
         )
     ),
     Component("mainloop", "mma_sync", "humming/mainloop/mma_sync.cuh", "humming::MmaSyncMainloop"),

@@ -121,7 +121,7 @@ class Lowering:
             Requirement("epilogue", "tile"),
         ]
         if self.layout == BRICK:
-            pair = f"{problem.weight.dtype.name}:{self.operand.name}"
+            pair = f"{problem.weight.dtype.kind}:{self.operand.name}"
             needed.append(Requirement("dequant", pair))
         if self.activation_operand != problem.activation.dtype:
             pair = f"{problem.activation.dtype.name}:{self.activation_operand.name}"

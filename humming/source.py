@@ -54,9 +54,8 @@ def compose_source(
         | {component.header for component in components.values()}
     )
     struct = {slot: component.struct for slot, component in components.items()}
-    weight, activation = problem.weight, lowering.activation_operand
+    weight = problem.weight
     types = {
-        "Activation": f"humming::{_element(activation)}",
         "Scale": f"humming::{_element(weight.scale_dtype)}",
         "Out": f"humming::{_element(problem.out_dtype)}",
         "Mover": struct["mover"],
@@ -81,7 +80,7 @@ def compose_source(
         "ZeroPoint": _ZERO_POINTS[weight.zero_point],
         "SecondScale": _SECOND_SCALES[weight.second_scale],
     }
-    dependent = "true" if caps.supports("griddepcontrol") else "false"
+    dependent = _bool(caps.supports("griddepcontrol"))
     lines = [
         f"// {weight.name} x {problem.activation.name} -> {problem.out_dtype}; {lowering.name};",
         f"// {tile}",
@@ -89,6 +88,11 @@ def compose_source(
         "",
         "// (plane, register) -> word and bit of a lane's codes",
         device_struct(weight.dtype.bits, lowering.operand_bits, "Order"),
+        "",
+        _code_struct(weight.dtype),
+        "",
+        # Powers of two that dequantization leaves out go into scales that meet sums in float.
+        f"constexpr bool kFold = {_bool(lowering.scale_site != OPERAND)};",
         "",
         "struct Config {",
         "  using Order = ::Order;",
@@ -109,6 +113,26 @@ def compose_source(
         "",
     ]
     return "\n".join(lines)
+
+
+def _code_struct(dtype: DataType) -> str:
+    """The type of the codes as a C++ struct of constants."""
+    specials = {"none": "kNone", "fn": "kFn", "ieee": "kIeee"}[dtype.specials]
+    return "\n".join(
+        [
+            f"struct Code {{  // {dtype}",
+            f"  static constexpr int kBits = {dtype.bits};",
+            f"  static constexpr bool kTwosComplement = {_bool(dtype.kind == 'int')};",
+            f"  static constexpr int kMantissaBits = {dtype.mantissa_bits};",
+            f"  static constexpr int kBias = {dtype.exponent_bias};",
+            f"  static constexpr humming::Specials kSpecials = humming::Specials::{specials};",
+            "};",
+        ]
+    )
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"
 
 
 def _element(dtype: DataType) -> str:

@@ -25,11 +25,14 @@ concept MmaAtom = requires(float (&d)[4], const u32 (&a)[4], u32 b) {
   T::fma(d, a, b, b);
 };
 
-// Turns a lane's packed words into the A registers of one step of K, exactly.
+// Turns a lane's packed words, as many as codes have bits, into the A registers of one step of K:
+// the codes' values over kFactor, exactly.
 template <class T>
 concept Dequant =
-    requires(const u32 (&words)[4], const typename T::Offset (&rows)[2], u32 (&a)[4], u32 zero) {
+    requires(const u32 (&words)[T::kBits], const typename T::Offset (&rows)[2], u32 (&a)[4],
+             u32 zero) {
       typename T::Operand;
+      T::kFactor;
       { T::offset() };
       { T::offset(zero) };
       T::template run<0>(words, rows, a);

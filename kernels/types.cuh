@@ -62,6 +62,10 @@ struct E4m3 {
   }
 };
 
+// Which codes of a float type are no numbers: none; all exponent and mantissa bits set, NaN; all
+// exponent bits set, infinity or NaN.
+enum class Specials { kNone, kFn, kIeee };
+
 template <class A, class B>
 struct IsSame {
   static constexpr bool value = false;

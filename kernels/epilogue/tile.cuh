@@ -104,7 +104,9 @@ struct TileEpilogue {
     for (int i = 0; i < kVector; ++i) {
       if (row + i >= p.n) break;
       float value = sum[i];
-      if (!Mainloop::kScalesInLoop) value *= C::Scale::to_float(scales[row + i]);
+      if (!Mainloop::kScalesInLoop) {
+        value *= C::Scale::to_float(scales[row + i]) * C::Dequant::kFactor;
+      }
       if (C::kSecondScale == SecondScale::kTensor) value *= second[0];
       if (C::kSecondScale == SecondScale::kChannel) value *= second[row + i];
       if (bias != nullptr) value += C::Out::to_float(bias[row + i]);
