@@ -5,11 +5,13 @@ Plugins add more through `humming_components`.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from humming.errors import PluginError
 
-SLOTS = ("mover", "mma", "dequant", "convert", "mainloop", "epilogue", "scheduler")
+SLOTS = ("mover", "mma", "dequant", "tokens", "convert", "mainloop", "epilogue", "scheduler")
 """The slots of a kernel; `kernels/contracts.cuh` has the contract of each."""
 
 
@@ -25,7 +27,9 @@ class Component:
             schedulers.
         header: `humming/mma/sync_m16n8k16.cuh`, found in an include folder.
         struct: the C++ type, which may hold template arguments:
-            `humming::MmaSync16816<humming::Bf16>`.
+            `humming::MmaSync16816<humming::Bf16>`. A dequantizer's are among Order, Code, kFold and
+            kZeroPoint, which the composed source defines; in those of tokens `{operand_bits}` stands
+            for the operand's width.
 
     Raises:
         PluginError: a field is not of this form.
@@ -52,36 +56,91 @@ class Component:
                 raise PluginError(f"component {told}: {name} = {getattr(self, name)!r} {rule}")
 
 
+# Element types of device code by the names of operands.
+_INTEGERS = {"int8": "S8", "uint8": "U8", "int4": "S4", "uint4": "U4"}
+_FLOATS = {"float8e4m3": "E4m3", "float8e5m2": "E5m2"}
+_NARROW_FLOATS = {"float6e3m2": "E3m2", "float6e2m3": "E2m3", "float4e2m1": "E2m1"}
+
+
+def _mma_sync() -> Iterator[Component]:
+    """Warp-level instructions, by row."""
+    for key, header, struct in (
+        ("m16n8k8:float16:float16:float32", "sync_m16n8k8", "MmaSync1688F16"),
+        ("m16n8k8:float16:float16:float16", "sync_m16n8k8", "MmaSync1688HalfSums"),
+        ("m16n8k16:float16:float16:float32", "sync_m16n8k16", "MmaSync16816<humming::F16>"),
+        ("m16n8k16:bfloat16:bfloat16:float32", "sync_m16n8k16", "MmaSync16816<humming::Bf16>"),
+        ("m16n8k16:float16:float16:float16", "sync_m16n8k16", "MmaSync16816HalfSums"),
+        *_integer_mma("m16n8k32", "m8n8k16", ("int8", "uint8")),
+        *_integer_mma("m16n8k64", "m8n8k32", ("int4", "uint4")),
+        *_float8_mma(),
+    ):
+        yield Component("mma", f"mma_sync:{key}", f"humming/mma/{header}.cuh", f"humming::{struct}")
+
+
+def _integer_mma(
+    wide: str, narrow: str, types: tuple[str, str]
+) -> Iterator[tuple[str, str, str]]:
+    for a, b in product(types, types):
+        pair = f"<humming::{_INTEGERS[a]}, humming::{_INTEGERS[b]}>"
+        yield f"{wide}:{a}:{b}:int32", "sync_integer", f"MmaSyncInteger{pair}"
+        yield f"{narrow}:{a}:{b}:int32", "sync_integer", f"MmaSyncIntegerM8{pair}"
+
+
+def _float8_mma() -> Iterator[tuple[str, str, str]]:
+    types = _FLOATS | _NARROW_FLOATS
+    for a, b in product(types, types):
+        pair = f"<humming::{types[a]}, humming::{types[b]}>"
+        yield f"m16n8k32:{a}:{b}:float32", "sync_float8", f"MmaSyncFloat8{pair}"
+
+
+def _dequant() -> Iterator[Component]:
+    """Kinds of codes to operand types, of weights and, where they are made wider, of tokens."""
+    rows: list[tuple[str, str, str, str]] = []
+    for name, element in (("float16", "F16"), ("bfloat16", "Bf16")):
+        integer = f"DequantInteger16<Order, Code, humming::{element}>"
+        rows += [(kind, name, "integer_16", integer) for kind in ("int", "uint", "uint-zero")]
+        magnitude = f"DequantMagnitude16<Order, Code, humming::{element}>"
+        rows.append(("sign_magnitude", name, "magnitude_16", magnitude))
+        floating = f"DequantFloat16<Order, Code, humming::{element}, kFold>"
+        rows.append(("float", name, "float_16", floating))
+    for name, element in _INTEGERS.items():
+        signed, types = name.startswith("int"), f"Order, Code, humming::{element}"
+        kinds = ["int" if signed else "uint"]
+        # Unsigned codes of fewer bits are numbers of the signed type as they are.
+        kinds += ["uint", "uint-zero"] if name == "int8" else ["uint"] if signed else []
+        integer = f"DequantInteger8<{types}, kZeroPoint>"
+        rows += [(kind, name, "integer_8", integer) for kind in kinds]
+        if signed:
+            rows.append(("sign_magnitude", name, "magnitude_8", f"DequantMagnitude8<{types}>"))
+    for name, element in (_FLOATS | _NARROW_FLOATS).items():
+        types = f"Order, Code, humming::{element}"
+        rows.append(("float", name, "float_8", f"DequantFloat8<{types}>"))
+        if name in _FLOATS:
+            through = f"DequantThroughHalf<{types}, humming::Dequant"
+            kinds = ["int", "uint", "uint-zero"]
+            rows += [(kind, name, "through_half", f"{through}Integer16>") for kind in kinds]
+            rows.append(("sign_magnitude", name, "through_half", f"{through}Magnitude16>"))
+    for slot, (kind, name, header, struct) in product(("dequant", "convert"), rows):
+        path = f"humming/dequant/{header}.cuh"
+        yield Component(slot, f"{kind}:{name}", path, f"humming::{struct}")
+
+
 SHARED: tuple[Component, ...] = (
     Component("mover", "cp_async", "humming/mover/cp_async.cuh", "humming::CpAsyncMover"),
     Component("mover", "plain", "humming/mover/plain.cuh", "humming::PlainMover"),
+    *_mma_sync(),
+    *_dequant(),
     Component(
-        "mma",
-        "mma_sync:m16n8k8:float16:float16:float32",
-        "humming/mma/sync_m16n8k8.cuh",
-        "humming::MmaSync1688F16",
+        "tokens",
+        "direct",
+        "humming/tokens/direct.cuh",
+        "humming::DirectTokens<{operand_bits}>",
     ),
     Component(
-        "mma",
-        "mma_sync:m16n8k16:float16:float16:float32",
-        "humming/mma/sync_m16n8k16.cuh",
-        "humming::MmaSync16816<humming::F16>",
-    ),
-    Component(
-        "mma",
-        "mma_sync:m16n8k16:bfloat16:bfloat16:float32",
-        "humming/mma/sync_m16n8k16.cuh",
-        "humming::MmaSync16816<humming::Bf16>",
-    ),
-    *(
-        Component("dequant", f"{kind}:{operand}", f"humming/dequant/{header}.cuh", struct)
-        for operand, element in (("float16", "humming::F16"), ("bfloat16", "humming::Bf16"))
-        for kind, header, struct in (
-            ("int", "integer_16", f"humming::DequantInteger16<Order, Code, {element}>"),
-            ("uint", "integer_16", f"humming::DequantInteger16<Order, Code, {element}>"),
-            ("float", "float_16", f"humming::DequantFloat16<Order, Code, {element}, kFold>"),
-            ("sign_magnitude", "magnitude_16", f"humming::DequantMagnitude16<Order, Code, {element}>"),
-        )
+        "tokens",
+        "widened",
+        "humming/tokens/widened.cuh",
+        "humming::WidenedTokens<::tokens::Dequant, {operand_bits}>",
     ),
     Component("mainloop", "mma_sync", "humming/mainloop/mma_sync.cuh", "humming::MmaSyncMainloop"),
     Component("epilogue", "tile", "humming/epilogue/tile.cuh", "humming::TileEpilogue"),

@@ -87,11 +87,18 @@ class Lowering:
     @property
     def operand_bits(self) -> int:
         """Width of a weight in an operand register: what the brick order depends on."""
-        if self.operand.bits > 8:
-            return 16
-        packed = self.operand.is_integer or (self.mma.block_scale and self.mma.shape[2] >= 64)
-        narrow = max(self.operand.bits, self.activation_operand.bits) <= 4
-        return 4 if packed and narrow else 8  # 4- and 6-bit floats otherwise sit in a byte each
+        return operand_bits(self.mma)
+
+    @property
+    def step_k(self) -> int:
+        """K values of a step of a mainloop, 256 bits of operands: scales change between steps."""
+        return 256 // self.operand_bits
+
+    @property
+    def folds(self) -> bool:
+        """Whether operands may be powers of two too small, which scales put back: not if sums are
+        halves, which would lose them."""
+        return self.mma.accumulator.bits == 32
 
     def operand_roundings(self, problem: GemmProblem) -> int:
         """How often a weight is rounded to the operand's type; 0 where operands are exact."""
@@ -121,14 +128,26 @@ class Lowering:
             Requirement("epilogue", "tile"),
         ]
         if self.layout == BRICK:
-            pair = f"{problem.weight.dtype.kind}:{self.operand.name}"
+            zero = "-zero" if problem.weight.zero_point == "integer" else ""
+            pair = f"{problem.weight.dtype.kind}{zero}:{self.operand.name}"
             needed.append(Requirement("dequant", pair))
-        if self.activation_operand != problem.activation.dtype:
-            pair = f"{problem.activation.dtype.name}:{self.activation_operand.name}"
-            needed.append(Requirement("convert", pair))
+        if self.activation_operand == problem.activation.dtype:
+            needed.append(Requirement("tokens", "direct"))
+        else:
+            pair = f"{problem.activation.dtype.kind}:{self.activation_operand.name}"
+            needed += [Requirement("tokens", "widened"), Requirement("convert", pair)]
         if problem.experts:
             needed.append(Requirement("scheduler", "experts"))
         return tuple(needed)
+
+
+def operand_bits(row: MmaRow) -> int:
+    """Width of a weight in an operand register of an instruction."""
+    if row.a.bits > 8:
+        return 16
+    packed = row.a.is_integer or (row.block_scale and row.shape[2] >= 64)
+    narrow = max(row.a.bits, row.b.bits) <= 4
+    return 4 if packed and narrow else 8  # 4- and 6-bit floats otherwise sit in a byte each
 
 
 # -- exactness, from the types' values ----------------------------------------------------------
@@ -231,8 +250,6 @@ def _objection(problem: GemmProblem, row: MmaRow) -> str | None:
         return f"{weight.dtype} minus its zero point is not exact in {row.a}"
     if weight.zero_point == "float" and row.a != weight.scale_dtype:
         return f"{weight.scale_dtype} zero points cannot be subtracted in {row.a}"
-    if not activation.symmetric:
-        return "activations with a zero point need a correction that no epilogue applies"
     if row.emulated:
         return f"emulated: {row.note}" if row.note else "emulated by the assembler"
     if row.undocumented and not problem.allow_undocumented:
@@ -290,9 +307,9 @@ def _scale_sites(
         return [], [overflow]
     if not step:
         return [(EPILOGUE, ())], []
-    k = row.shape[2]
+    k = max(row.shape[2], 256 // operand_bits(row))
     if step % k:
-        return [], [f"a scale per {step} values of K does not divide into the instruction's {k}"]
+        return [], [f"a scale per {step} values of K does not divide into the {k} of an MMA step"]
     sites.append((ACCUMULATOR, ()))
     if not groups[0]:
         objections.append("scales in operand: weights have no scales per group")

@@ -20,8 +20,8 @@ from humming.composer import M_RANGES, KernelPlan, compose
 from humming.errors import PluginError, UnsupportedError
 from humming.problem import GemmProblem
 
-# GemmParams of kernels/params.cuh: 9 addresses, 2 strides, then m, n, k and a reserved int.
-_PARAMS = struct.Struct("<11q4i")
+# GemmParams of kernels/params.cuh: 13 addresses, 2 strides, then m, n, k and scales of a token.
+_PARAMS = struct.Struct("<15q4i")
 _MAX_GRID_Y = 65535
 _ALIGNMENT_BYTES = 16
 
@@ -48,6 +48,23 @@ class Operands(NamedTuple):
     zeros: torch.Tensor | None
     second_scale: torch.Tensor | None
     bias: torch.Tensor | None
+
+
+class TokenScales(NamedTuple):
+    """What belongs to the codes of quantized activations.
+
+    Attributes:
+        scales: [m, G], [m, 1] or [1, 1], as `QuantizedActivation` holds them.
+        zeros: int8 of the scales' shape where the activations have a zero point.
+        second: float32 [1] or None.
+        row_sums: float32 [n] where they have a zero point: the sums of the weights of each row, as
+            the kernel sums them: codes less zero points where their scales come last, else scaled.
+    """
+
+    scales: torch.Tensor
+    zeros: torch.Tensor | None = None
+    second: torch.Tensor | None = None
+    row_sums: torch.Tensor | None = None
 
 
 class Workspaces:
@@ -141,15 +158,24 @@ class Kernel:
         self._partials_bytes = 4 * tile.block_n * tile.block_m * tile.split_k  # a tile
         self._pdl = plan.pdl
 
-    def launch(self, x: torch.Tensor, operands: Operands, out: torch.Tensor, stream: int) -> None:
+    def launch(
+        self,
+        x: torch.Tensor,
+        operands: Operands,
+        out: torch.Tensor,
+        stream: int,
+        tokens: TokenScales | None = None,
+    ) -> None:
         """Enqueues a product on a stream of the current device; all operands have been checked.
 
         Args:
-            x: activations [m, k], m > 0, k a multiple of 8, in rows that are 16-byte aligned and
-                have unit stride.
+            x: activations [m, k], m > 0, in rows that are 16-byte aligned and have unit stride, k a
+                multiple of 8; or codes of quantized ones, uint8 [m, bytes of a row], in rows that
+                may be read, as zeros, up to a multiple of 16 bytes.
             operands: what x is multiplied with, n rows.
             out: [m, n] with unit stride along n; it is written.
             stream: handle of the stream.
+            tokens: what belongs to the codes, if x holds codes.
 
         Raises:
             UnsupportedError: more tokens than a launch can cover, or an operand lies askew.
@@ -185,27 +211,41 @@ class Kernel:
                 f"kernels read them in pieces of {_ALIGNMENT_BYTES} bytes",
                 "Clone the tensor that does not start at a multiple of that.",
             )
+        x_scales_at, x_zeros_at, x_second_at, row_sums_at, x_groups = 0, 0, 0, 0, 0
+        if tokens is not None:
+            k = self.plan.problem.k
+            x_groups = tokens.scales.shape[1]
+            x_scales_at, x_zeros_at, x_second_at, row_sums_at = map(_address, tokens)
         params = _PARAMS.pack(
             x_at,
+            x_scales_at,
+            x_zeros_at,
+            x_second_at,
             codes_at,
             scales_at,
             zeros_at,
             0 if second_scale is None else second_scale.data_ptr(),
+            row_sums_at,
             0 if bias is None else bias.data_ptr(),
             out.data_ptr(),
             partials_at,
             counters_at,
-            x.stride(0),
+            x.stride(0) * x.element_size(),
             out.stride(0),
             m,
             self._n,
             k,
-            0,
+            x_groups,
         )
         grid = (self._tiles_n, tiles_m, self._split_k)
         if self._on_host:
             self._launch(
-                grid, self._block, params, stream, self._pdl, buffers=_buffers(x, operands, out)
+                grid,
+                self._block,
+                params,
+                stream,
+                self._pdl,
+                buffers=_buffers(x, operands, out, tokens),
             )
         else:
             self._launch(grid, self._block, params, stream, self._pdl)
@@ -345,14 +385,26 @@ def _device(caps: DeviceCapabilities, index: int) -> _Device:
         return _devices[key]
 
 
-def _buffers(x: torch.Tensor, operands: Operands, out: torch.Tensor) -> list[hookspecs.Buffer]:
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _buffers(
+    x: torch.Tensor, operands: Operands, out: torch.Tensor, tokens: TokenScales | None = None
+) -> list[hookspecs.Buffer]:
     """The memory that a product uses, the output as not yet written."""
     named = {"x": x, **operands._asdict(), "out": out}
-    return [
+    if tokens is not None:
+        named |= {f"x_{name}": tensor for name, tensor in tokens._asdict().items()}
+    buffers = [
         hookspecs.Buffer(tensor.data_ptr(), _extent_bytes(tensor), name, name == "out")
         for name, tensor in named.items()
         if tensor is not None and tensor.numel()
     ]
+    if tokens is not None:
+        # Rows of codes are read up to the next one.
+        buffers[0] = buffers[0]._replace(size_bytes=x.shape[0] * x.stride(0))
+    return buffers
 
 
 def _extent_bytes(tensor: torch.Tensor) -> int:

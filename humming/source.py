@@ -11,7 +11,15 @@ from humming.components import Component
 from humming.dtypes import DataType
 from humming.errors import UnsupportedError
 from humming.layout import device_struct
-from humming.lowering import ACCUMULATOR, EPILOGUE, OPERAND, Lowering, weight_group
+from humming.lowering import (
+    ACCUMULATOR,
+    EPILOGUE,
+    OPERAND,
+    Lowering,
+    activation_group,
+    scale_step,
+    weight_group,
+)
 from humming.problem import GemmProblem
 from humming.tiles import TileConfig
 
@@ -32,6 +40,14 @@ _ELEMENTS = {
 _SITES = {EPILOGUE: "kEpilogue", ACCUMULATOR: "kAccumulator", OPERAND: "kOperand"}
 _ZERO_POINTS = {"none": "kNone", "integer": "kInteger", "float": "kFloat"}
 _SECOND_SCALES = {"none": "kNone", "tensor": "kTensor", "channel": "kChannel"}
+# Scales of groups and blocks change with K: the mainloop applies them.
+_TOKEN_SCALES = {
+    "none": "kNone",
+    "tensor": "kTensor",
+    "token": "kToken",
+    "group": "kNone",
+    "block": "kNone",
+}
 
 
 def compose_source(
@@ -44,7 +60,7 @@ def compose_source(
     """The source of the kernel that computes a problem by a lowering, cut as a tile.
 
     Args:
-        components: by slot; mover, mma, dequant, mainloop and epilogue are needed.
+        components: by slot; those that the lowering requires.
 
     Raises:
         UnsupportedError: a type has no counterpart in device code.
@@ -54,13 +70,15 @@ def compose_source(
         | {component.header for component in components.values()}
     )
     struct = {slot: component.struct for slot, component in components.items()}
-    weight = problem.weight
+    weight, activation = problem.weight, problem.activation
     types = {
         "Scale": f"humming::{_element(weight.scale_dtype)}",
+        "TokenScale": f"humming::{_element(activation.scale_dtype)}",
         "Out": f"humming::{_element(problem.out_dtype)}",
         "Mover": struct["mover"],
         "Mma": struct["mma"],
-        "Dequant": struct["dequant"],
+        "Tokens": struct["tokens"].format(operand_bits=lowering.operand_bits),
+        "Dequant": "::weights::Dequant",
         "Scheduler": f"humming::RasterScheduler<{RASTER_GROUP}, {tile.split_k}>",
     }
     numbers = {
@@ -73,36 +91,37 @@ def compose_source(
         "kSplitK": tile.split_k,
         "kEpilogueM": tile.epilogue_m,
         "kGroupK": weight_group(problem),
+        "kTokenGroupK": activation_group(problem),
+        "kScaleStepK": scale_step(problem),
         "kSharedBytes": tile.smem_bytes(problem, lowering),
     }
     choices = {
         "ScaleSite": _SITES[lowering.scale_site],
         "ZeroPoint": _ZERO_POINTS[weight.zero_point],
         "SecondScale": _SECOND_SCALES[weight.second_scale],
+        "TokenScaling": _TOKEN_SCALES[activation.granularity],
     }
-    dependent = _bool(caps.supports("griddepcontrol"))
+    flags = {
+        "kTokenZero": not activation.symmetric,
+        "kTokenSecond": activation.second_scale == "tensor",
+        "kDependentLaunch": caps.supports("griddepcontrol"),
+    }
     lines = [
-        f"// {weight.name} x {problem.activation.name} -> {problem.out_dtype}; {lowering.name};",
+        f"// {weight.name} x {activation.name} -> {problem.out_dtype}; {lowering.name};",
         f"// {tile}",
         *(f"#include <{header}>" for header in headers),
         "",
-        "// (plane, register) -> word and bit of a lane's codes",
-        device_struct(weight.dtype.bits, lowering.operand_bits, "Order"),
-        "",
-        _code_struct(weight.dtype),
-        "",
-        # Powers of two that dequantization leaves out go into scales that meet sums in float.
-        f"constexpr bool kFold = {_bool(lowering.scale_site != OPERAND)};",
-        "",
+        *_weights(problem, lowering, struct["dequant"]),
+        *(_tokens(problem, lowering, struct["convert"]) if "convert" in struct else ()),
         "struct Config {",
-        "  using Order = ::Order;",
+        "  using Order = ::weights::Order;",
         *(f"  using {name} = {value};" for name, value in types.items()),
         *(f"  static constexpr int {name} = {value};" for name, value in numbers.items()),
         *(
             f"  static constexpr humming::{name} k{name} = humming::{name}::{value};"
             for name, value in choices.items()
         ),
-        f"  static constexpr bool kDependentLaunch = {dependent};",
+        *(f"  static constexpr bool {name} = {_bool(value)};" for name, value in flags.items()),
         "};",
         "",
         # With one CTA an SM as the aim, the compiler gives a thread all the registers it can use.
@@ -113,6 +132,46 @@ def compose_source(
         "",
     ]
     return "\n".join(lines)
+
+
+def _weights(problem: GemmProblem, lowering: Lowering, struct: str) -> list[str]:
+    """How codes of weights lie, what they are, and what makes operands of them."""
+    weight = problem.weight
+    order = device_struct(weight.dtype.bits, lowering.operand_bits, "Order")
+    return [
+        "namespace weights {",
+        "// (plane, register) -> word and bit of a lane's codes",
+        order,
+        # What is left out is put back by scales that meet sums in float.
+        *_dequant(weight.dtype, lowering.folds and lowering.scale_site != OPERAND),
+        f"constexpr bool kZeroPoint = {_bool(weight.zero_point == 'integer')};",
+        f"using Dequant = {struct};",
+        "}  // namespace weights",
+        "",
+    ]
+
+
+def _tokens(problem: GemmProblem, lowering: Lowering, struct: str) -> list[str]:
+    """The same of activations that are made wider."""
+    dtype = problem.activation.dtype
+    return [
+        "namespace tokens {",
+        f"using Order = humming::BottomOrder<{dtype.bits}, {lowering.operand_bits}>;",
+        *_dequant(dtype, lowering.folds),
+        "constexpr bool kZeroPoint = false;",
+        f"using Dequant = {struct};",
+        "}  // namespace tokens",
+        "",
+    ]
+
+
+def _dequant(dtype: DataType, fold: bool) -> list[str]:
+    """What the arguments of a component of slot dequant stand for."""
+    return [
+        _code_struct(dtype),
+        "// Whether powers of two may be left out of operands.",
+        f"constexpr bool kFold = {_bool(fold)};",
+    ]
 
 
 def _code_struct(dtype: DataType) -> str:

@@ -25,6 +25,23 @@ __device__ inline u32 moved(u32 word) {
   return word >> -kUp;
 }
 
+// The Order of one register whose codes lie at the bottom of their slots.
+template <int kBits, int kSlotBits>
+struct BottomOrder {
+  static constexpr int kCodeBits = kBits, kOperandBits = kSlotBits, kPlanes = 1;
+  static constexpr int kPlaneBits[1] = {kBits};
+  static constexpr int kWord[1][1] = {{0}};
+  static constexpr int kBit[1][1] = {{0}};
+};
+
+// 2^exponent, for factors of whole kernels.
+constexpr float float_power_of_two(int exponent) {
+  float value = 1.f;
+  for (int i = 0; i < exponent; ++i) value *= 2.f;
+  for (int i = 0; i > exponent; --i) value *= 0.5f;
+  return value;
+}
+
 template <class Order>
 struct Codes {
   static constexpr int kBits = Order::kCodeBits;

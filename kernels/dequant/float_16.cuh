@@ -16,42 +16,29 @@
 
 namespace humming {
 
-constexpr float float_power_of_two(int exponent) {
-  float value = 1.f;
-  for (int i = 0; i < exponent; ++i) value *= 2.f;
-  return value;
-}
-
-template <class Order, class Code, class Type, bool kFold>
+template <class Order, class Code, class Type, bool kFoldWanted>
 struct DequantFloat16 : PairOperand<Type> {
   static_assert(Order::kOperandBits == 16 && Order::kCodeBits == Code::kBits,
                 "slot dequant: DequantFloat16 reads codes packed for 16-bit operands");
   static constexpr int kBits = Code::kBits;
   static constexpr int kUp = Pairs<Type>::kBias - Code::kBias;  // power of two to be put back
+  // Not in bfloat16, whose bias is float's: products would fall below the least float.
+  static constexpr bool kFold = kFoldWanted && IsSame<Type, F16>::value;
   static constexpr float kFactor = kFold ? float_power_of_two(kUp) : 1.f;
   using Offset = NoOffset;
 
-  static __device__ Offset offset() { return {}; }
-  static __device__ Offset offset(u32) { return {}; }
-
-  // Registers of step kStep: (lane, r, e) -> (row g + 8 * (r & 1), k 16 * kStep + 2t + e + 8 (r/2)).
-  template <int kStep>
-  static __device__ void run(const u32 (&words)[kBits], const Offset (&)[2], u32 (&a)[4]) {
-    a[0] = value<4 * kStep>(words);
-    a[1] = value<4 * kStep + 1>(words);
-    a[2] = value<4 * kStep + 2>(words);
-    a[3] = value<4 * kStep + 3>(words);
-  }
-
- private:
   static constexpr int kMagnitudeAt = Pairs<Type>::kMantissaBits - Code::kMantissaBits;
   static constexpr int kTop = kMagnitudeAt + kBits - 1;  // the bit above the magnitude
   static constexpr u32 kMagnitude = both_halves(((1u << (kBits - 1)) - 1) << kMagnitudeAt);
   // How many more exponent bits the wide type has, as a factor that repeats bit kTop over them.
   static constexpr u32 kFill = (1u << (15 - kTop)) - 1;
 
+  static __device__ Offset offset() { return {}; }
+  static __device__ Offset offset(u32) { return {}; }
+
+  // Two values of operand register kRegister.
   template <int kRegister>
-  static __device__ u32 value(const u32 (&words)[kBits]) {
+  static __device__ u32 value(const u32 (&words)[kBits], Offset) {
     constexpr int kAt = Codes<Order>::template raw_at<kRegister, kMagnitudeAt>();
     const u32 code = Codes<Order>::template raw<kRegister, kMagnitudeAt>(words);
     const u32 magnitude = moved<kMagnitudeAt - kAt>(code) & kMagnitude;

@@ -51,16 +51,7 @@ struct DequantInteger16 : PairOperand<Type> {
     }
   }
 
-  // Registers of step kStep: (lane, r, e) -> (row g + 8 * (r & 1), k 16 * kStep + 2t + e + 8 (r/2)).
-  template <int kStep>
-  static __device__ void run(const u32 (&words)[kBits], const Offset (&rows)[2], u32 (&a)[4]) {
-    a[0] = value<4 * kStep>(words, rows[0]);
-    a[1] = value<4 * kStep + 1>(words, rows[1]);
-    a[2] = value<4 * kStep + 2>(words, rows[0]);
-    a[3] = value<4 * kStep + 3>(words, rows[1]);
-  }
-
- private:
+  // Two values of operand register kRegister, of a row with this offset.
   template <int kRegister>
   static __device__ u32 value(const u32 (&words)[kBits], const Offset& row) {
     if constexpr (kSplit) {
@@ -77,6 +68,7 @@ struct DequantInteger16 : PairOperand<Type> {
     }
   }
 
+ private:
   template <int kRegister>
   static __device__ u32 split_value(const u32 (&words)[kBits], const Offset& row) {
     static_assert(kBits == 8 && kMantissaBits == 7, "slot dequant: one bit goes apart");

@@ -22,18 +22,9 @@ struct DequantMagnitude16 : PairOperand<Type> {
   static __device__ Offset offset() { return {}; }
   static __device__ Offset offset(u32) { return {}; }
 
-  // Registers of step kStep: (lane, r, e) -> (row g + 8 * (r & 1), k 16 * kStep + 2t + e + 8 (r/2)).
-  template <int kStep>
-  static __device__ void run(const u32 (&words)[kBits], const Offset (&)[2], u32 (&a)[4]) {
-    a[0] = value<4 * kStep>(words);
-    a[1] = value<4 * kStep + 1>(words);
-    a[2] = value<4 * kStep + 2>(words);
-    a[3] = value<4 * kStep + 3>(words);
-  }
-
- private:
+  // Two values of operand register kRegister.
   template <int kRegister>
-  static __device__ u32 value(const u32 (&words)[kBits]) {
+  static __device__ u32 value(const u32 (&words)[kBits], Offset) {
     constexpr int kAt = Codes<Order>::template raw_at<kRegister, 0>();
     const u32 code = Codes<Order>::template raw<kRegister, 0>(words);
     constexpr u32 kMagnitude = both_halves((1u << (kBits - 1)) - 1);
