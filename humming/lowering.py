@@ -131,10 +131,11 @@ class Lowering:
             zero = "-zero" if problem.weight.zero_point == "integer" else ""
             pair = f"{problem.weight.dtype.kind}{zero}:{self.operand.name}"
             needed.append(Requirement("dequant", pair))
-        if self.activation_operand == problem.activation.dtype:
+        activation = problem.activation.dtype
+        if self.activation_operand == activation and self.operand_bits == activation.bits:
             needed.append(Requirement("tokens", "direct"))
         else:
-            pair = f"{problem.activation.dtype.kind}:{self.activation_operand.name}"
+            pair = f"{activation.kind}:{self.activation_operand.name}"
             needed += [Requirement("tokens", "widened"), Requirement("convert", pair)]
         if problem.experts:
             needed.append(Requirement("scheduler", "experts"))
@@ -209,12 +210,13 @@ def _holds(operand: DataType, values: _Values) -> bool:
 
 
 def enumerate_lowerings(
-    problem: GemmProblem, caps: DeviceCapabilities
+    problem: GemmProblem, caps: DeviceCapabilities, *, widen: bool = False
 ) -> tuple[tuple[Lowering, ...], tuple[Rejection, ...]]:
     """Every lowering that the device's rows allow, and each discarded choice with its reason.
 
     Activations are widened only where no row takes the problem's pair of types as it is, since a
-    wider operand costs rate and may lose what the narrow one guarantees (exact int32 sums).
+    wider operand costs rate and may lose what the narrow one guarantees (exact int32 sums); or,
+    with `widen`, where one does too: for those who cannot build what it needs.
     """
     rejected = list(_lacking_families(problem, caps))
     straight: list[Lowering] = []
@@ -230,8 +232,8 @@ def enumerate_lowerings(
             (straight if row.b == problem.activation.dtype else widened).extend(found)
         else:
             rejected.append(Rejection(row.name, objection))
-    if not straight:
-        return tuple(widened), tuple(rejected)
+    if widen or not straight:
+        return (*straight, *widened), tuple(rejected)
     taken = straight[0].mma.instruction
     for name in dict.fromkeys(lowering.mma.name for lowering in widened):
         why = f"would widen {problem.activation.dtype} activations; {taken} takes them as they are"
@@ -250,6 +252,8 @@ def _objection(problem: GemmProblem, row: MmaRow) -> str | None:
         return f"{weight.dtype} minus its zero point is not exact in {row.a}"
     if weight.zero_point == "float" and row.a != weight.scale_dtype:
         return f"{weight.scale_dtype} zero points cannot be subtracted in {row.a}"
+    if not activation.symmetric and activation_group(problem):
+        return "zero points of groups of activations need sums of weights that no epilogue has"
     if row.emulated:
         return f"emulated: {row.note}" if row.note else "emulated by the assembler"
     if row.undocumented and not problem.allow_undocumented:

@@ -144,7 +144,7 @@ def _weights(problem: GemmProblem, lowering: Lowering, struct: str) -> list[str]
         order,
         # What is left out is put back by scales that meet sums in float.
         *_dequant(weight.dtype, lowering.folds and lowering.scale_site != OPERAND),
-        f"constexpr bool kZeroPoint = {_bool(weight.zero_point == 'integer')};",
+        f"[[maybe_unused]] constexpr bool kZeroPoint = {_bool(weight.zero_point == 'integer')};",
         f"using Dequant = {struct};",
         "}  // namespace weights",
         "",
@@ -158,7 +158,7 @@ def _tokens(problem: GemmProblem, lowering: Lowering, struct: str) -> list[str]:
         "namespace tokens {",
         f"using Order = humming::BottomOrder<{dtype.bits}, {lowering.operand_bits}>;",
         *_dequant(dtype, lowering.folds),
-        "constexpr bool kZeroPoint = false;",
+        "[[maybe_unused]] constexpr bool kZeroPoint = false;",
         f"using Dequant = {struct};",
         "}  // namespace tokens",
         "",
@@ -170,7 +170,7 @@ def _dequant(dtype: DataType, fold: bool) -> list[str]:
     return [
         _code_struct(dtype),
         "// Whether powers of two may be left out of operands.",
-        f"constexpr bool kFold = {_bool(fold)};",
+        f"[[maybe_unused]] constexpr bool kFold = {_bool(fold)};",
     ]
 
 

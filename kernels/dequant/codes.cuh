@@ -21,8 +21,11 @@ constexpr u32 in_slots(u32 bits) {
 // Bits move up by kUp, down where it is negative; what enters and leaves a slot is the caller's care.
 template <int kUp>
 __device__ inline u32 moved(u32 word) {
-  if constexpr (kUp >= 0) return word << kUp;
-  return word >> -kUp;
+  if constexpr (kUp >= 0) {
+    return word << kUp;
+  } else {
+    return word >> -kUp;
+  }
 }
 
 // The Order of one register whose codes lie at the bottom of their slots.

@@ -53,8 +53,11 @@ struct DequantFloat16 : PairOperand<Type> {
         placed += (carried & both_halves(1u << kTop)) * kFill;
       }
     }
-    if constexpr (kUp == 0 || kFold) return placed;
-    return Pairs<Type>::multiply(placed, power_of_two<Type>(kUp));
+    if constexpr (kUp == 0 || kFold) {
+      return placed;
+    } else {
+      return Pairs<Type>::multiply(placed, power_of_two<Type>(kUp));
+    }
   }
 };
 

@@ -77,8 +77,11 @@ struct DequantInteger16 : PairOperand<Type> {
     const u32 low = ptx::and_xor(code, both_halves(0x7f), kMagic);
     const u32 high = ptx::and_xor(code, both_halves(0x80), kMagic ^ both_halves(kFlip));
     const u32 signed_value = Pairs<Type>::subtract(low, high);  // q, or q - 128
-    if constexpr (Code::kTwosComplement) return signed_value;
-    return Pairs<Type>::add(signed_value, row.low);
+    if constexpr (Code::kTwosComplement) {
+      return signed_value;
+    } else {
+      return Pairs<Type>::add(signed_value, row.low);
+    }
   }
 };
 

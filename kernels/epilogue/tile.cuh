@@ -103,7 +103,8 @@ struct TileEpilogue {
     if constexpr (C::kTokenZero) {
       const int at = C::kTokenScaling == TokenScaling::kToken ? token : 0;
       const int zero = static_cast<const signed char*>(p.x_zeros)[at];
-      sum -= Sum(p.row_sums[row] * (1.f / C::Dequant::kFactor)) * zero;
+      constexpr float kUnits = Mainloop::kScalesInLoop ? 1.f : 1.f / C::Dequant::kFactor;
+      sum -= Sum(p.row_sums[row] * kUnits) * zero;
     }
     return float(sum);
   }

@@ -40,6 +40,12 @@ __device__ inline unsigned load_shared_u16(unsigned address) {
   return d;
 }
 
+__device__ inline unsigned load_shared_u32(unsigned address) {
+  unsigned d;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(d) : "r"(address) : "memory");
+  return d;
+}
+
 // 16-byte store (PTX ISA 9.7.9.11 "st") by shared address.
 __device__ inline void store_shared_16(unsigned address, const unsigned (&word)[4]) {
   asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(word[0]), "r"(word[1]),

@@ -1,4 +1,5 @@
-// Slot tokens: activations of a narrower type than the MMA takes, made wider on the way to it.
+// Slot tokens: activations of another type than the MMA takes, mostly a narrower one, converted on
+// the way to it.
 // Needs: what its component of slot dequant needs.
 //
 // A lane's codes of a register are neighbours in a row: one narrow read brings them, they are spread
@@ -16,7 +17,8 @@ struct WidenedTokens {
   static constexpr float kFactor = Dequant::kFactor;
   static constexpr int kElements = 32 / kOperandBits;
   static constexpr int kRead = kElements * kBits / 8;  // bytes of the codes of a register
-  static_assert(kRead == 1 || kRead == 2, "slot tokens: a register's codes are one or two bytes");
+  static_assert(kRead == 1 || kRead == 2 || kRead == 4,
+                "slot tokens: a register's codes are one, two or four bytes");
 
   static __device__ u32 lane_offset(int lane, int pitch) {
     return (lane / 4) * pitch + (lane % 4) * kRead;
@@ -35,15 +37,25 @@ struct WidenedTokens {
 
  private:
   static __device__ u32 read(u32 address) {
-    return kRead == 2 ? ptx::load_shared_u16(address) : ptx::load_shared_u8(address);
+    if constexpr (kRead == 4) {
+      return ptx::load_shared_u32(address);
+    } else {
+      return kRead == 2 ? ptx::load_shared_u16(address) : ptx::load_shared_u8(address);
+    }
   }
 
   // Neighbouring codes to the bottom of their slots.
   static __device__ u32 spread(u32 codes) {
-    if constexpr (kBits == 8) return ptx::permute(codes, 0, 0x4140);
-    if constexpr (kOperandBits == 16) return (codes | codes << 12) & 0x000f000fu;
-    const u32 pairs = (codes | codes << 8) & 0x00ff00ffu;
-    return (pairs | pairs << 4) & 0x0f0f0f0fu;
+    if constexpr (kBits == kOperandBits) {
+      return codes;
+    } else if constexpr (kBits == 8) {
+      return ptx::permute(codes, 0, 0x4140);
+    } else if constexpr (kOperandBits == 16) {
+      return (codes | codes << 12) & 0x000f000fu;
+    } else {
+      const u32 pairs = (codes | codes << 8) & 0x00ff00ffu;
+      return (pairs | pairs << 4) & 0x0f0f0f0fu;
+    }
   }
 };
 
