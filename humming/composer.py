@@ -128,8 +128,9 @@ def decide(
         # Wider activations are worse than what is missing, and better than nothing.
         wider, rejected_too = enumerate_lowerings(problem, caps, widen=True)
         wider = tuple(lowering for lowering in wider if lowering not in lowerings)
-        ready, _, _ = _options(problem, wider, caps, ranked, at, registry)
-        rejected = rejected_too if ready else rejected
+        ready, missing_too, unfit_too = _options(problem, wider, caps, ranked, at, registry)
+        if ready:
+            missing, unfit, rejected = missing + missing_too, unfit + unfit_too, rejected_too
     decision = Decision(
         problem,
         caps,

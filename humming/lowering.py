@@ -222,7 +222,7 @@ def enumerate_lowerings(
     straight: list[Lowering] = []
     widened: list[Lowering] = []
     for row in caps.mma:
-        objection = _objection(problem, row)
+        objection = _objection(problem, row) or _superseded(row, caps)
         if objection is None:
             sites, objections = _scale_sites(problem, row)
             rejected += [Rejection(row.name, why) for why in objections]
@@ -261,6 +261,23 @@ def _objection(problem: GemmProblem, row: MmaRow) -> str | None:
     if row.accumulator.bits == 16 and not problem.fp16_accumulation:
         return "accumulates in float16; used only with fp16_accumulation=True"
     return None
+
+
+def _superseded(row: MmaRow, caps: DeviceCapabilities) -> str | None:
+    """Why a row is needless beside one that does the same on more rows and values of K at once."""
+    m, n, k = row.shape
+    for other in caps.mma:
+        rows, tokens, depth = other.shape
+        larger = tokens == n and rows % m == 0 and depth % k == 0 and (rows, depth) > (m, k)
+        if larger and all(getattr(row, field) == getattr(other, field) for field in _SAME_WORK):
+            return f"{other.name} does the same in fewer instructions"
+    return None
+
+
+_SAME_WORK = (
+    *("instruction", "a", "b", "accumulator", "block_scale"),
+    *("rate_class", "legacy", "emulated", "undocumented"),
+)
 
 
 def _lacking_families(problem: GemmProblem, caps: DeviceCapabilities) -> Iterator[Rejection]:

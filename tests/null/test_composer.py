@@ -244,7 +244,7 @@ def test_lowerings_that_lack_components_are_never_chosen():
     decision = decided("w4a16", "h200", registry=Parts(lacking=("dequant",)))
     assert decision.chosen is None
     assert decision.preferred is decision.missing[0]
-    assert all("dequant int4:float16" in option.components for option in decision.missing)
+    assert all("dequant int:float16" in option.components for option in decision.missing)
 
 
 def test_what_exists_is_preferred_within_the_models_resolution():
@@ -395,10 +395,10 @@ def test_dependent_launch_where_the_device_has_it():
 def test_what_cannot_be_built_names_what_can():
     asked = problem("w8a8 int8")
     with pytest.raises(UnsupportedError) as raised:
-        compose(asked, devices()["b300"], (1, 8), registry=Parts(lacking=("int8:int8",)))
+        compose(asked, devices()["b300"], (1, 8), registry=Parts(lacking=("int:int8", "widened")))
     error = raised.value
     assert error.asked == "int8 x int8 on b300"
-    assert "lacks dequant int8:int8" in error.why
+    assert "lacks dequant int:int8" in error.why
     assert "On b300, int8 x bfloat16 is possible." in error.possible
     assert "Devices that run int8 x int8: none yet." in error.possible
 
