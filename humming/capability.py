@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from humming.dtypes import DataType, suggest
-from humming.errors import PluginError, UnsupportedError
+from humming.errors import PluginError, UnsupportedError, check_type
 
 MOVERS = ("tma", "bulk", "cp_async", "plain")
 """How data reaches shared memory, best first: tensor maps, bulk copies, 16-byte copies, loads."""
@@ -224,6 +224,10 @@ class DeviceCapabilities:
         for name in _POSITIVE:
             value = getattr(self, name)
             _require(value is None or value > 0, self, name)
+        for name, kind in (("mma", MmaRow), ("absent", Absence)):
+            rows = getattr(self, name)
+            sound = isinstance(rows, tuple) and all(isinstance(row, kind) for row in rows)
+            _require(sound, self, name)
         known = [mover for mover in MOVERS if mover in self.movers]
         _require(bool(known) and list(self.movers) == known, self, "movers")
         if self.smem_per_sm_bytes and self.smem_per_block_bytes:
@@ -244,6 +248,8 @@ class DeviceCapabilities:
         Raises:
             UnsupportedError: `what` is none of the names that any device could have.
         """
+        how = "Give the name of a feature, mover, instruction or operand type."
+        check_type("supports", "the name", what, (str, DataType), how)
         if what in self.features or what in self.movers or what in self.instructions:
             return True
         if what in self.vocabulary or what in MOVERS:
@@ -326,6 +332,8 @@ _RULES = {
     "rate": "must be positive or None",
     "block_scale": "must have positive groups",
     "legacy": "cannot hold together with emulated",
+    "mma": "must be a tuple of MmaRow",
+    "absent": "must be a tuple of Absence",
     "movers": f"must be some of {', '.join(MOVERS)}, in this order",
     "smem_per_block_bytes": "is more than an SM has",
 }

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from humming import env, plugins
 from humming.cache import (
@@ -21,10 +22,12 @@ from humming.cache import (
     key_version,
 )
 from humming.capability import DeviceCapabilities
-from humming.composer import M_RANGES, KernelPlan, compose, m_range_of
-from humming.errors import CompileError, UnsupportedError
+from humming.composer import M_RANGES, KernelPlan, compose, m_range_of, sized
+from humming.errors import CompileError, PluginError, UnsupportedError, check_type
 from humming.hookspecs import Compiler, Image
-from humming.problem import GemmProblem
+from humming.problem import GemmProblem, whole_number
+
+_HOOK = "humming_compiler"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,26 +81,26 @@ def compile_source(
     Raises:
         CompileError: not in the cache and no compiler, or one that is too old; a bad include; or an
             error in the source.
+        PluginError: the plugin that has the compiler is broken.
     """
     start = time.perf_counter()
     compiler = plugins.compiler_for(caps)
+    name, options = identity(compiler, caps)
     headers = include_closure(source, plugins.registry().headers, name=f"{entry}.cu")
-    recipe = kernel_recipe(
-        source, headers, entry=entry, compiler=compiler.name, options=compiler.options(caps)
-    )
+    recipe = kernel_recipe(source, headers, entry=entry, compiler=name, options=options)
     kernels = _cache(cache)
-    stored, from_cache = kernels.find(recipe, _installed(compiler)) if kernels else None, True
+    stored, from_cache = kernels.find(recipe, _installed(compiler, caps)) if kernels else None, True
     if stored is None:
-        _check_compiler(compiler, entry, caps, needs, kernels)
-        key = kernel_key(recipe, compiler.version)
+        key = kernel_key(recipe, _usable(compiler, entry, caps, needs, kernels))
 
         def build() -> CacheEntry:
-            image = compiler.compile(source, headers, entry, caps)
+            with plugins.calling(_HOOK, caps):
+                image = _checked(compiler.compile(source, headers, entry, caps))
             return CacheEntry(key, entry, image.kind, image.data, image.log)
 
         stored, from_cache = kernels.load_or_build(key, build) if kernels else (build(), False)
     image = Image(kind=stored.kind, data=stored.data, log=stored.log)
-    made_by = f"{compiler.name} {dotted(key_version(stored.key))}"
+    made_by = f"{name} {dotted(key_version(stored.key))}"
     took = time.perf_counter() - start
     return CompiledKernel(image, entry, stored.key, made_by, took, from_cache)
 
@@ -126,7 +129,11 @@ def compile_many(
     Raises:
         CompileError: of the first plan that fails, once those in progress have ended.
     """
-    workers = min(env.compile_jobs() if jobs is None else jobs, len(plans))
+    jobs = env.compile_jobs() if jobs is None else whole_number("compile", "jobs", jobs)
+    if jobs < 1:
+        why = "no kernel would be in progress"
+        raise UnsupportedError(f"compile with jobs={jobs}", why, "Give jobs of at least 1.")
+    workers = min(jobs, len(plans))
     if workers <= 1:
         return [compile_plan(plan, cache=cache) for plan in plans]
     # Threads suffice: the compiler runs as native code without the interpreter lock.
@@ -154,7 +161,7 @@ def compile(
     Args:
         problem: a problem, or the name of one together with `n` and `k`.
         device: a row of the matrix by name, capabilities, or None for the present device.
-        n, k: sizes of the weight [n, k], for a name.
+        n, k: sizes of the weight [n, k]; they replace those of a description.
         m: numbers of tokens to be ready for; None is ready for any.
         directory: a folder to fill instead of the cache of the environment. It serves as a cache
             wherever `HUMMING_CACHE_DIR` names it.
@@ -167,15 +174,12 @@ def compile(
         UnsupportedError: an unknown problem or device, or no lowering for it.
         CompileError: no compiler, one that is too old, or an error in a composed source.
     """
-    if isinstance(problem, str):
-        if n is None or k is None:
-            raise UnsupportedError(
-                f"compile({problem!r})", "a name does not say the sizes", "Give n and k with it."
-            )
-        problem = GemmProblem.parse(problem, n, k)
-    caps = device if isinstance(device, DeviceCapabilities) else plugins.capabilities(device)
-    tokens = [m] if isinstance(m, int) else m
+    problem, caps = sized(problem, n, k), plugins.capabilities(device)
+    tokens = m if isinstance(m, Iterable) or m is None else [m]
     ranges = M_RANGES if tokens is None else dict.fromkeys(map(m_range_of, tokens))
+    if directory is not None:
+        how = "Give the path of a folder, or leave directory away."
+        check_type("compile", "directory", directory, (str, Path), how)
     plans = [compose(problem, caps, m_range=m_range) for m_range in ranges]
     cache = True if directory is None else KernelCache(Path(directory))
     return compile_many(plans, jobs=jobs, cache=cache)
@@ -187,23 +191,56 @@ def _cache(choice: bool | KernelCache) -> KernelCache | None:
     return KernelCache() if choice and env.cache_enabled() else None
 
 
-def _installed(compiler: Compiler) -> Version | None:
+def identity(compiler: Compiler, caps: DeviceCapabilities) -> tuple[str, tuple[str, ...]]:
+    """Name and options of the compiler of a device, which need no compiler to be installed.
+
+    Raises:
+        PluginError: its plugin is broken.
+    """
+    with plugins.calling(_HOOK, caps):
+        name, options = compiler.name, compiler.options(caps)
+        if not isinstance(name, str):
+            raise PluginError(f"the compiler's name = {name!r} is no text")
+        if not isinstance(options, tuple) or not all(isinstance(text, str) for text in options):
+            raise PluginError(f"the compiler's options are {options!r}, no tuple of texts")
+    return name, options
+
+
+def version_of(compiler: Compiler, caps: DeviceCapabilities) -> Version:
+    """(major, minor) of the compiler of a device.
+
+    Raises:
+        CompileError: the compiler is not installed.
+        PluginError: its plugin is broken.
+    """
+    with plugins.calling(_HOOK, caps):
+        version = compiler.version
+        if not (
+            isinstance(version, tuple)
+            and len(version) == 2
+            and all(isinstance(number, int) for number in version)
+        ):
+            raise PluginError(f"the compiler's version = {version!r} is no (major, minor)")
+    return version
+
+
+def _installed(compiler: Compiler, caps: DeviceCapabilities) -> Version | None:
     try:
-        return compiler.version
+        return version_of(compiler, caps)
     except CompileError:
         return None  # kernels that were prepared elsewhere serve without it
 
 
-def _check_compiler(
+def _usable(
     compiler: Compiler,
     entry: str,
     caps: DeviceCapabilities,
     needs: Version | None,
     kernels: KernelCache | None,
-) -> None:
-    """Refuses to compile without a compiler, or with one that is too old."""
+) -> Version:
+    """The version of a compiler that is there and new enough."""
     try:
-        version = compiler.version
+        version = version_of(compiler, caps)
     except CompileError as error:
         if kernels is None:
             raise
@@ -218,3 +255,16 @@ def _check_compiler(
             f"{entry} for {caps.name} ({caps.arch}) needs {compiler.name} {dotted(required)} or "
             f"newer; found {dotted(version)}"
         )
+    return version
+
+
+def _checked(image: Any) -> Image:
+    """What a compiler returned, if it is an image."""
+    if not isinstance(image, Image):
+        raise PluginError(f"compile returned {image!r} of type {type(image).__name__}, no Image")
+    for name, kind in (("kind", str), ("data", bytes), ("log", str)):
+        value = getattr(image, name)
+        if not isinstance(value, kind):
+            told = f"its {name} is of type {type(value).__name__}, not {kind.__name__}"
+            raise PluginError(f"compile returned an image, but {told}")
+    return image

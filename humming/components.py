@@ -6,7 +6,7 @@ Plugins add more through `humming_components`.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import product
 
 from humming.errors import PluginError
@@ -41,6 +41,10 @@ class Component:
     struct: str
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, str):
+                raise PluginError(f"component: {field.name} = {value!r} is no text")
         rules = {
             "slot": (self.slot in SLOTS, f"is none of {', '.join(SLOTS)}"),
             "serves": (bool(self.serves), "is empty"),

@@ -14,13 +14,13 @@ from humming import plugins
 from humming.capability import DeviceCapabilities
 from humming.cost import CostModel, Estimate
 from humming.decision import Decision, Missing, MRange, Ready
-from humming.errors import UnsupportedError
+from humming.errors import UnsupportedError, check_type
 from humming.hookspecs import PresentDevice
-from humming.lowering import Lowering, Rejection, enumerate_lowerings
-from humming.problem import GemmProblem
+from humming.lowering import Lowering, Rejection, enumerate_lowerings, weight_group
+from humming.problem import GemmProblem, whole_number
 from humming.registry import Registry
 from humming.source import ENTRY, compose_source
-from humming.tiles import TileConfig, candidates
+from humming.tiles import TileConfig, candidates, holds_group, why_no_tile
 
 M_RANGES: tuple[MRange, ...] = (
     (1, 8),
@@ -93,6 +93,8 @@ class KernelPlan:
 
     def explain(self, m: int | None = None) -> str:
         """Why this kernel, and what it is expected to take at `m` tokens."""
+        if m is not None:
+            m_range_of(m)  # refuses what is no number of tokens
         return self.decision.explain(self.estimate.m if m is None else m)
 
 
@@ -102,6 +104,7 @@ def m_range_of(m: int) -> MRange:
     Raises:
         UnsupportedError: m is negative.
     """
+    m = whole_number("a plan", "m", m)
     if m < 0:
         raise UnsupportedError(f"m = {m}", "a number of tokens is not negative", "Use m >= 0.")
     return next(r for r in M_RANGES if r[1] is None or m <= r[1])
@@ -138,7 +141,8 @@ def decide(
         at,
         tuple(_ranked(ready)),
         tuple(_ranked(missing)),
-        rejected + tuple(unfit),
+        tuple(unfit),
+        rejected,
     )
     return decision.at(m)
 
@@ -155,16 +159,20 @@ def _options(
     ready: list[Ready] = []
     missing: list[Missing] = []
     unfit: list[Rejection] = []
+    grouped = holds_group(weight_group(problem))
     for lowering in lowerings:
         absent = _absent(problem, lowering, registry)
         model = CostModel(problem, lowering, caps)
-        if absent:
+        if not grouped and registry.components("mainloop", lowering.mainloop):
+            # Whatever else it lacks: with it there would still be no tile.
+            unfit.append(Rejection(lowering.name, why_no_tile(problem, caps)))
+        elif absent:
             missing.append(Missing(lowering, model.estimate(at), absent))
         elif tiles := candidates(problem, lowering, caps, ranked):
             options = [Ready(lowering, tile, model.estimate(at, tile)) for tile in tiles]
             ready.append(min(options, key=_rank))
         else:
-            unfit.append(Rejection(lowering.name, "no tile of its mainloop fits this problem"))
+            unfit.append(Rejection(lowering.name, why_no_tile(problem, caps)))
     return ready, missing, unfit
 
 
@@ -226,14 +234,26 @@ def plan(
     Raises:
         UnsupportedError: a size is missing or wrong, the device is unknown, or nothing serves it.
     """
+    problem = sized(problem, n, k)
+    return compose(problem, plugins.capabilities(device), m_range_of(m), m=m)
+
+
+def sized(problem: GemmProblem | str, n: int | None, k: int | None) -> GemmProblem:
+    """A problem of these sizes: of a name that needs both, or a description that has its own.
+
+    Raises:
+        UnsupportedError: a size is missing or wrong, or the name is unknown.
+    """
     if isinstance(problem, str):
         if n is None or k is None:
             why = "a name does not say how large the weight is"
-            raise UnsupportedError(f"plan of {problem!r}", why, "Pass n and k as well.")
-        problem = GemmProblem.parse(problem, n, k)
-    elif n is not None or k is not None:
-        problem = replace(problem, n=problem.n if n is None else n, k=problem.k if k is None else k)
-    return compose(problem, plugins.capabilities(device), m_range_of(m), m=m)
+            raise UnsupportedError(f"the problem {problem!r}", why, "Pass n and k as well.")
+        return GemmProblem.parse(problem, n, k)
+    how = "Give a GemmProblem, or a name such as 'int4_g128 x bf16' with n and k."
+    check_type("a plan", "the problem", problem, GemmProblem, how)
+    if n is None and k is None:
+        return problem
+    return replace(problem, n=problem.n if n is None else n, k=problem.k if k is None else k)
 
 
 # -- ranking --------------------------------------------------------------------------------------
@@ -286,9 +306,13 @@ def _absent(problem: GemmProblem, lowering: Lowering, registry: Registry) -> tup
 
 def _unsupported(decision: Decision, registry: Registry) -> UnsupportedError:
     problem, caps = decision.problem, decision.capabilities
+    unfit = list(dict.fromkeys(rejection.reason for rejection in decision.unfit))
     if decision.missing:
         best = decision.missing[0]
-        why = f"the best lowering, {best.lowering.name}, lacks {', '.join(best.components)}"
+        lacking = f"the best lowering, {best.lowering.name}, lacks {', '.join(best.components)}"
+        why = "; ".join([*unfit, lacking])
+    elif unfit:
+        why = "; ".join(unfit)
     else:
         reasons = list(dict.fromkeys(rejection.reason for rejection in decision.rejected))
         told = [*reasons[:_REASONS_TOLD], *(["..."] if len(reasons) > _REASONS_TOLD else [])]
@@ -307,11 +331,24 @@ def _unsupported(decision: Decision, registry: Registry) -> UnsupportedError:
 def _ready_neighbours(decision: Decision, registry: Registry) -> Iterator[str]:
     """Names of problems close to this one that can be built on its device, nearest first."""
     problem = decision.problem
-    names = [f"{problem.weight.name} x {name}" for name in _NEAREST_ACTIVATIONS]
+    weight = _with_held_group(problem).weight.name
+    names = [f"{weight} x {name}" for name in (problem.activation.name, *_NEAREST_ACTIVATIONS)]
     for name in (*names, *_NEAREST_PROBLEMS):
         other = GemmProblem.parse(name, problem.n, problem.k)
         if _buildable(other, decision.capabilities, decision.m_range, registry):
             yield other.name
+
+
+def _with_held_group(problem: GemmProblem) -> GemmProblem:
+    """The problem with the nearest groups of K that tiles hold."""
+    group = weight_group(problem)
+    if holds_group(group):
+        return problem
+    held = next((size for size in range(group, 0, -1) if holds_group(size)), 16)
+    weight = problem.weight
+    if weight.granularity == "block":
+        return replace(problem, weight=replace(weight, block=(weight.block[0], held)))
+    return replace(problem, weight=replace(weight, group_size=held))
 
 
 def _buildable(

@@ -48,7 +48,8 @@ class Decision:
         m: tokens at which the lowerings were ranked and that the estimates are for.
         ready: lowerings that can be built, best first.
         missing: lowerings that lack components, best first; never chosen.
-        rejected: every discarded choice with its reason.
+        unfit: lowerings whose mainloop exists but has no tile for the problem, with the reason.
+        rejected: every other discarded choice with its reason, nearest first.
     """
 
     problem: GemmProblem
@@ -57,6 +58,7 @@ class Decision:
     m: int
     ready: tuple[Ready, ...]
     missing: tuple[Missing, ...]
+    unfit: tuple[Rejection, ...]
     rejected: tuple[Rejection, ...]
 
     @property
@@ -120,7 +122,7 @@ class Decision:
                 }
                 for option in self.missing
             ],
-            "rejected": [rejection._asdict() for rejection in self.rejected],
+            "rejected": [rejection._asdict() for rejection in (*self.unfit, *self.rejected)],
         }
 
 
@@ -148,7 +150,7 @@ def _explained(decision: Decision) -> Iterator[str]:
             for option in _without_lesser_movers(decision.missing)
         ]
         + [_ROUGHER] * bool(decision.missing),
-        "Rejected": _rejection_lines(decision.rejected),
+        "Rejected": _rejection_lines((*decision.unfit, *decision.rejected)),
     }
     for title, lines in sections.items():
         if lines:
@@ -161,11 +163,13 @@ _ROUGHER = "(estimated without tiles: comparable with one another, roughly with 
 
 
 def _choice_lines(decision: Decision) -> Iterator[str]:
-    chosen, preferred = decision.chosen, decision.preferred
+    chosen, preferred, unfit = decision.chosen, decision.preferred, decision.unfit
     if chosen:
         yield chosen.lowering.name
         yield f"tile: {chosen.tile}"
         yield from (f"note: {note}" for note in chosen.lowering.notes)
+    elif unfit:
+        yield f"none: {unfit[0].reason}"
     elif preferred:
         yield "none: no lowering can be built yet"
     else:

@@ -19,7 +19,7 @@ VARIABLES: dict[str, str] = {
     "HUMMING_STRICT_PLUGINS": "1: raise at once when a device plugin is broken, "
     "instead of when one of its devices is asked for; default: 0.",
     "HUMMING_SIMULATE": "Name of the device that the CPU simulates where no accelerator is "
-    "present; default: a100_80gb.",
+    "present, e.g. t4 or sim:t4; default: a100_80gb.",
     "HUMMING_TRACE_PLUGINS": "1: log each call of a plugin hook with its result; default: 0.",
 }
 """Each variable with one line on its meaning and default, as docs/environment.md lists them."""

@@ -22,6 +22,22 @@ class UnsupportedError(HummingError, ValueError):
         return f"{self.asked}: {self.why}. {self.possible}"
 
 
+class WrongTypeError(UnsupportedError, TypeError):
+    """An argument of another kind than is asked for; a TypeError to those who catch these."""
+
+
+def check_type(
+    asked: str, name: str, value: object, kinds: type | tuple[type, ...], possible: str
+) -> None:
+    """Refuse a value that is of none of some types.
+
+    Raises:
+        WrongTypeError: with the three parts of an `UnsupportedError`; `name` is the value's.
+    """
+    if not isinstance(value, kinds):
+        raise WrongTypeError(asked, f"{name} is of type {type(value).__name__}", possible)
+
+
 class CompileError(HummingError):
     """The compiler refused a composed source, or no compiler is usable.
 

@@ -6,6 +6,7 @@ result is checked; a plugin that fails or returns something else is reported wit
 and the hook, and never takes down the others.
 """
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import pluggy
 
 from humming.capability import DeviceCapabilities
 from humming.components import Component
+from humming.errors import PluginError
 
 PROJECT = "humming"
 ENTRY_POINT_GROUP = "humming.devices"
@@ -37,6 +39,9 @@ class PresentDevice:
             otherwise, `notes` tells.
         plugin: the plugin that found it; filled in by the host.
         notes: what disagrees, or why no row fits; filled in by the host.
+
+    Raises:
+        PluginError: a field has another type; the message names it.
     """
 
     index: int
@@ -47,6 +52,30 @@ class PresentDevice:
     memory_bytes: int | None = None
     plugin: str = ""
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("index", "sms", "l2_bytes", "memory_bytes"):
+            value = getattr(self, name)
+            if value is not None or name == "index":
+                object.__setattr__(self, name, self._whole(name, value))
+        _require(self.index >= -1, "index", self.index, "is less than -1, which is the host")
+        for name in ("driver_name", "row", "plugin"):
+            value = getattr(self, name)
+            _require(isinstance(value, str), name, value, "is no text")
+        texts = isinstance(self.notes, tuple) and all(isinstance(n, str) for n in self.notes)
+        _require(texts, "notes", self.notes, "is no tuple of texts")
+
+    @staticmethod
+    def _whole(name: str, value: Any) -> int:
+        try:
+            return operator.index(value)  # what drivers return need not be Python's own int
+        except TypeError:
+            raise PluginError(f"PresentDevice: {name} = {value!r} is no whole number") from None
+
+
+def _require(holds: bool, name: str, value: object, rule: str) -> None:
+    if not holds:
+        raise PluginError(f"PresentDevice: {name} = {value!r} {rule}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +94,10 @@ class Image:
 
 
 class Compiler(Protocol):
-    """Makes images of composed sources. Creating one must be cheap and must not fail."""
+    """Makes images of composed sources. Creating one must be cheap and must not fail.
+
+    What its methods raise beside errors of humming counts as a defect of the plugin.
+    """
 
     @property
     def name(self) -> str:
@@ -132,6 +164,9 @@ class Buffer(NamedTuple):
 
 class Runtime(Protocol):
     """Loads images. Creating one must be cheap and must not fail.
+
+    What it and its kernels raise beside errors of humming counts as a defect of the plugin; only a
+    MemoryError is passed on.
 
     A runtime whose kernels run on the host's own memory also has `register(address, size_bytes,
     name)`, for memory that they may always access, and its kernels' `launch` takes `buffers`, the

@@ -214,34 +214,42 @@ def enumerate_lowerings(
 ) -> tuple[tuple[Lowering, ...], tuple[Rejection, ...]]:
     """Every lowering that the device's rows allow, and each discarded choice with its reason.
 
+    The reasons come nearest first: rows that take the types but not the scales, rows that are not
+    used unasked, then everything that does not take the types.
+
     Activations are widened only where no row takes the problem's pair of types as it is, since a
     wider operand costs rate and may lose what the narrow one guarantees (exact int32 sums); or,
     with `widen`, where one does too: for those who cannot build what it needs.
     """
-    rejected = list(_lacking_families(problem, caps))
+    by_scales: list[Rejection] = []
+    by_consent: list[Rejection] = []
+    by_types = list(_lacking_families(problem, caps))
     straight: list[Lowering] = []
     widened: list[Lowering] = []
     for row in caps.mma:
-        objection = _objection(problem, row) or _superseded(row, caps)
-        if objection is None:
+        if mismatch := _mismatch(problem, row):
+            by_types.append(Rejection(row.name, mismatch))
+        elif reserve := _reserve(problem, row):
+            by_consent.append(Rejection(row.name, reserve))
+        elif needless := _superseded(row, caps):
+            by_types.append(Rejection(row.name, needless))
+        else:
             sites, objections = _scale_sites(problem, row)
-            rejected += [Rejection(row.name, why) for why in objections]
+            by_scales += [Rejection(row.name, why) for why in objections]
             found = [
                 lowering for site in sites for lowering in _with_movers(problem, caps, row, *site)
             ]
             (straight if row.b == problem.activation.dtype else widened).extend(found)
-        else:
-            rejected.append(Rejection(row.name, objection))
+    rejected = (*by_scales, *by_consent, *by_types)
     if widen or not straight:
-        return (*straight, *widened), tuple(rejected)
+        return (*straight, *widened), rejected
     taken = straight[0].mma.instruction
-    for name in dict.fromkeys(lowering.mma.name for lowering in widened):
-        why = f"would widen {problem.activation.dtype} activations; {taken} takes them as they are"
-        rejected.append(Rejection(name, why))
-    return tuple(straight), tuple(rejected)
+    why = f"would widen {problem.activation.dtype} activations; {taken} takes them as they are"
+    names = dict.fromkeys(lowering.mma.name for lowering in widened)
+    return tuple(straight), (*rejected, *(Rejection(name, why) for name in names))
 
 
-def _objection(problem: GemmProblem, row: MmaRow) -> str | None:
+def _mismatch(problem: GemmProblem, row: MmaRow) -> str | None:
     """Why a row cannot take the problem's types, or None."""
     weight, activation = problem.weight, problem.activation
     if not represents(row.a, weight.dtype):
@@ -254,6 +262,11 @@ def _objection(problem: GemmProblem, row: MmaRow) -> str | None:
         return f"{weight.scale_dtype} zero points cannot be subtracted in {row.a}"
     if not activation.symmetric and activation_group(problem):
         return "zero points of groups of activations need sums of weights that no epilogue has"
+    return None
+
+
+def _reserve(problem: GemmProblem, row: MmaRow) -> str | None:
+    """Why a row that takes the problem's types is not used for it unasked, or None."""
     if row.emulated:
         return f"emulated: {row.note}" if row.note else "emulated by the assembler"
     if row.undocumented and not problem.allow_undocumented:

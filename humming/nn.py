@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from humming.errors import UnsupportedError
+from humming.errors import UnsupportedError, check_type
 from humming.formats import ActivationSpec, WeightSpec
-from humming.ops import ACTIVATION_DTYPES, OPERAND_BITS, multiply
-from humming.packing import PackedWeight, pack
+from humming.ops import ACTIVATION_DTYPES, MISUSE, OPERAND_BITS, check_arguments, multiply
+from humming.packing import PackedWeight, check_packed, pack
 from humming.quantized import QuantizedWeight
 from humming.quantizer import quantize
 from humming.runtime import Operands
@@ -52,6 +52,9 @@ class QuantLinear(torch.nn.Module):
         activation: ActivationSpec | str | None = None,
     ) -> None:
         super().__init__()
+        check_packed(weight, "a QuantLinear")
+        if bias is not None:
+            check_type("a QuantLinear", "the bias", bias, torch.Tensor, "Pass a tensor or None.")
         self.out_features, self.in_features = weight.shape
         self.weight_spec: WeightSpec = weight.spec
         self.activation_dtype = _activation_dtype(activation)
@@ -141,22 +144,26 @@ class QuantLinear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x @ W.T + bias in the dtype of x; [..., K] -> [..., N]."""
-        dtype = x.dtype
-        if self.activation_dtype is not None and dtype != self.activation_dtype:
-            raise UnsupportedError(
-                f"activations of {dtype}",
-                f"this layer was made for {self.activation_dtype}",
-                f"Cast them with .to({self.activation_dtype}).",
+        try:
+            dtype = x.dtype
+            if self.activation_dtype is not None and dtype != self.activation_dtype:
+                raise UnsupportedError(
+                    f"activations of {dtype}",
+                    f"this layer was made for {self.activation_dtype}",
+                    f"Cast them with .to({self.activation_dtype}).",
+                )
+            # Attributes that are buffers are found at the end of a long search.
+            buffers: dict[str, Any] = self._buffers
+            bias = buffers["bias"]
+            if bias is not None and bias.dtype != dtype:
+                bias = bias.to(dtype)
+            operands = Operands(
+                buffers["codes"], buffers["scales"], buffers["zeros"], buffers["second_scale"], bias
             )
-        # Attributes that are buffers are found at the end of a long search.
-        buffers: dict[str, Any] = self._buffers
-        bias = buffers["bias"]
-        if bias is not None and bias.dtype != dtype:
-            bias = bias.to(dtype)
-        operands = Operands(
-            buffers["codes"], buffers["scales"], buffers["zeros"], buffers["second_scale"], bias
-        )
-        return multiply(x, operands, self._format, (self.out_features, self.in_features))
+            return multiply(x, operands, self._format, (self.out_features, self.in_features))
+        except MISUSE:
+            check_arguments(x)
+            raise
 
     @property
     def packed(self) -> PackedWeight:

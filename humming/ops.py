@@ -12,11 +12,11 @@ import torch
 
 from humming import plugins, runtime
 from humming.dtypes import DataType
-from humming.errors import UnsupportedError
+from humming.errors import UnsupportedError, WrongTypeError, check_type
 from humming.formats import ActivationSpec, WeightSpec
-from humming.packing import PackedWeight
+from humming.packing import PackedWeight, check_packed
 from humming.problem import GemmProblem
-from humming.runtime import Gemm, Operands
+from humming.runtime import Gemm, Operands, extent_bytes
 
 ACTIVATION_DTYPES = (torch.float16, torch.bfloat16)
 """What `matmul` takes as activations."""
@@ -24,6 +24,10 @@ ACTIVATION_DTYPES = (torch.float16, torch.bfloat16)
 OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 """What `matmul` returns."""
 
+MISUSE = (AttributeError, TypeError, RuntimeError)
+"""How arguments of a wrong type show; only then are they looked at, for each call would pay."""
+
+_PRODUCT = "a product"
 _NO_GRAD = "Use torch.no_grad()."
 
 OPERAND_BITS = 16
@@ -56,6 +60,7 @@ def matmul(
         bias: [N] of the output dtype, on the device of x.
         out_dtype: float16, bfloat16 or float32; by default that of `out`, else that of x.
         out: [..., N] to write to: contiguous, or two-dimensional with adjacent values in its rows.
+            It shares no memory with what is read.
         device: name of a device that the CPU simulates, for tensors on the CPU; by default the
             one that HUMMING_SIMULATE names. Not under torch.compile or autograd.
 
@@ -64,28 +69,35 @@ def matmul(
 
     Raises:
         UnsupportedError: sizes, dtypes or devices do not fit, or the device has no kernel for it.
+        WrongTypeError: an argument is of another type; it is an UnsupportedError, too.
         CompileError: no compiler is usable.
     """
-    if weight.operand_bits != OPERAND_BITS:
-        _refuse(
-            f"activations of {x.dtype} with a weight packed for {weight.operand_bits}-bit operands",
-            "activations of 16 bits are multiplied as they are",
-            f"Pack the weight with operand_bits={OPERAND_BITS}.",
+    try:
+        if weight.operand_bits != OPERAND_BITS:
+            _refuse(
+                f"activations of {x.dtype} with a weight packed for {weight.operand_bits}-bit "
+                "operands",
+                "activations of 16 bits are multiplied as they are",
+                f"Pack the weight with operand_bits={OPERAND_BITS}.",
+            )
+        operands = Operands(weight.codes, weight.scales, weight.zeros, weight.second_scale, bias)
+        spec = weight.spec
+        name = _format_name(
+            (
+                spec.dtype.name,
+                spec.granularity,
+                spec.group_size,
+                spec.block,
+                spec.scale_dtype.name,
+                spec.zero_point,
+                spec.second_scale,
+            )
         )
-    operands = Operands(weight.codes, weight.scales, weight.zeros, weight.second_scale, bias)
-    spec = weight.spec
-    name = _format_name(
-        (
-            spec.dtype.name,
-            spec.granularity,
-            spec.group_size,
-            spec.block,
-            spec.scale_dtype.name,
-            spec.zero_point,
-            spec.second_scale,
-        )
-    )
-    return multiply(x, operands, name, weight.shape, out_dtype, out, device)
+        return multiply(x, operands, name, weight.shape, out_dtype, out, device)
+    except MISUSE:
+        check_packed(weight, _PRODUCT)
+        check_arguments(x, bias, out_dtype, out, device)
+        raise
 
 
 def multiply(
@@ -211,7 +223,9 @@ def _matmul_out(
     *,
     out: torch.Tensor,
 ) -> None:
-    _run_into(x, Operands(codes, scales, zeros, second_scale, bias), weight, n, k, out)
+    operands = Operands(codes, scales, zeros, second_scale, bias)
+    _check_apart(x, operands, out)
+    _run_into(x, operands, weight, n, k, out)
 
 
 def _run(
@@ -226,6 +240,8 @@ def _run(
 ) -> torch.Tensor:
     if out is None:
         out = torch.empty((*x.shape[:-1], n), dtype=out_dtype, device=x.device)
+    else:
+        _check_apart(x, operands, out)
     _run_into(x, operands, weight, n, k, out, device)
     return out
 
@@ -334,6 +350,60 @@ def _writable(out: torch.Tensor) -> bool:
         return True
     # Rows that overlap, as those of an expanded tensor do, would be written at the same time.
     return out.dim() == 2 and out.stride(1) == 1 and out.stride(0) >= out.shape[1]
+
+
+def check_arguments(
+    x: object,
+    bias: object = None,
+    out_dtype: object = None,
+    out: object = None,
+    device: object = None,
+) -> None:
+    """Refuses arguments of `matmul` of a wrong type.
+
+    Raises:
+        WrongTypeError: one is; the message says what to pass.
+    """
+    tensors = {"x": x, "bias": bias, "out": out}
+    for name, tensor in tensors.items():
+        if tensor is not None or name == "x":
+            check_type(_PRODUCT, name, tensor, torch.Tensor, f"Pass a tensor as {name}.")
+            if isinstance(tensor, torch.Tensor) and tensor.layout != torch.strided:
+                why = f"{name} is {tensor.layout}"
+                raise WrongTypeError(_PRODUCT, why, "Pass a dense tensor: .to_dense().")
+    if out_dtype is not None:
+        how = f"Pass torch's {_names(OUT_DTYPES)}."
+        check_type(_PRODUCT, "out_dtype", out_dtype, torch.dtype, how)
+    if device is not None:
+        how = "Name a device that the CPU simulates, e.g. 'sim:t4'; tensors are moved with .to()."
+        check_type(_PRODUCT, "device", device, str, how)
+
+
+def _check_apart(x: torch.Tensor, operands: Operands, out: torch.Tensor) -> None:
+    """Refuses an output in memory that is read: CTAs would read what others have written."""
+    for name, tensor in {"x": x, **operands._asdict()}.items():
+        if tensor is not None and tensor.device == out.device and _overlap(tensor, out):
+            _refuse(
+                f"a product into out that shares memory with {name}",
+                "a kernel writes some results while it still reads operands for others",
+                "Pass memory of its own, or leave out away.",
+            )
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors with adjacent values in their rows share memory."""
+    if not (one.numel() and other.numel()):
+        return False
+    apart = other.data_ptr() - one.data_ptr()
+    if apart >= extent_bytes(one) or -apart >= extent_bytes(other):
+        return False
+    # Columns of one buffer lie side by side in each of its rows.
+    if one.dim() == other.dim() == 2:
+        pitch = one.stride(0) * one.element_size()
+        width, other_width = (t.shape[1] * t.element_size() for t in (one, other))
+        if one.stride(1) == 1 and pitch > 0 and pitch == other.stride(0) * other.element_size():
+            return apart % pitch < width or apart % pitch + other_width > pitch
+    return True
 
 
 def _refuse(asked: str, why: str, possible: str) -> NoReturn:

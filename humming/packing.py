@@ -12,13 +12,15 @@ from functools import cache
 import numpy as np
 import torch
 
-from humming.errors import UnsupportedError
+from humming.errors import UnsupportedError, check_type
 from humming.formats import WeightSpec
 from humming.layout import BRICK_K, BRICK_ROWS, LANES, OPERAND_BITS, brick_order, padded
 from humming.quantized import (
     SCALE_TENSOR_DTYPES,
     QuantizedWeight,
     as_bits,
+    check_parts,
+    check_quantized,
     pack_bits,
     same_bits,
     unpack_bits,
@@ -65,6 +67,7 @@ class PackedWeight:
     second_scale: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
+        check_parts(self)
         n, k = self.shape
         if n < 1 or k < 1:
             raise UnsupportedError(
@@ -131,25 +134,28 @@ class PackedWeight:
         Raises:
             UnsupportedError: an entry is missing, or the parts do not fit one another.
         """
+        asked, how = "a packed weight", "Store what `metadata()` and `tensors()` return."
+        check_type(asked, "its metadata", metadata, Mapping, how)
+        check_type(asked, "its tensors", tensors, Mapping, how)
+        for name, tensor in tensors.items():
+            check_type(asked, f"its {name}", tensor, torch.Tensor, how)
         known = {"codes", "scales", "zeros", "second_scale"}
         missing = {"weight", "n", "k", "operand_bits"} - metadata.keys()
         missing |= {"codes", "scales"} - tensors.keys()
         if missing or tensors.keys() - known:
             why = f"{', '.join(sorted(missing))} missing" if missing else "more than its parts"
-            raise UnsupportedError(
-                f"a packed weight from {', '.join(sorted(tensors))}",
-                why,
-                "Store what `metadata()` and `tensors()` return.",
-            )
+            raise UnsupportedError(f"{asked} from {', '.join(sorted(tensors))}", why, how)
+        try:
+            n, k, operand_bits = (int(metadata[name]) for name in ("n", "k", "operand_bits"))
+        except ValueError as error:
+            raise UnsupportedError(f"{asked} from {dict(metadata)}", str(error), how) from error
         placed = {
             name: tensor.clone(memory_format=torch.contiguous_format)
             if tensor.data_ptr() % _ALIGNMENT_BYTES or not tensor.is_contiguous()
             else tensor
             for name, tensor in tensors.items()
         }
-        shape = (int(metadata["n"]), int(metadata["k"]))
-        spec = WeightSpec.parse(metadata["weight"])
-        return cls(spec, shape, int(metadata["operand_bits"]), **placed)
+        return cls(WeightSpec.parse(metadata["weight"]), (n, k), operand_bits, **placed)
 
     @property
     def nbytes(self) -> int:
@@ -158,6 +164,7 @@ class PackedWeight:
 
     def equals(self, other: "PackedWeight") -> bool:
         """Whether description and every bit of every tensor are the same, on any device."""
+        check_packed(other, "a comparison of packed weights")
         mine, theirs = self.tensors(), other.tensors()
         return (
             self.metadata() == other.metadata()
@@ -179,6 +186,8 @@ def pack(
     Raises:
         UnsupportedError: another operand width.
     """
+    check_quantized(weight, "pack")
+    check_type("pack", "operand_bits", operand_bits, int, "Give 16, 8 or 4.")
     weight = weight if device is None else weight.to(device)
     (n, k), spec = weight.shape, weight.spec
     bits, (n_padded, k_padded) = spec.dtype.bits, padded(n, k)
@@ -203,6 +212,7 @@ def pack(
 
 def unpack(weight: PackedWeight) -> QuantizedWeight:
     """The canonical form of a packed weight, on its device; `unpack(pack(w))` equals `w`."""
+    check_packed(weight, "unpack")
     (n, k), spec = weight.shape, weight.spec
     bits, k_padded = spec.dtype.bits, padded(n, k)[1]
     codes = torch.empty((n, -(-k * bits // 8)), dtype=torch.uint8, device=weight.codes.device)
@@ -215,6 +225,22 @@ def unpack(weight: PackedWeight) -> QuantizedWeight:
     if second is not None:
         second = second[: n if spec.second_scale == "channel" else 1].unsqueeze(1).clone()
     return QuantizedWeight(spec, weight.shape, codes, scales, zeros, second)
+
+
+def check_packed(weight: object, asked: str) -> None:
+    """Refuse what is no packed weight, with what makes one of it.
+
+    Raises:
+        WrongTypeError: it is none.
+    """
+    how = "Pass a PackedWeight, as humming.pack returns."
+    if isinstance(weight, QuantizedWeight):
+        how = "Pack it first: humming.pack(weight)."
+    elif isinstance(weight, torch.Tensor):
+        how = "Quantize and pack it: humming.pack(humming.quantize(weight, 'int4_g128'))."
+    elif hasattr(type(weight), "packed"):
+        how = "Pass its packed weight, weight.packed, or call the layer itself."
+    check_type(asked, "the weight", weight, PackedWeight, how)
 
 
 def _pieces(n: int, k_padded: int) -> Iterator[slice]:

@@ -9,6 +9,7 @@ import importlib.metadata
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from humming import env, hookspecs
 from humming.capability import DeviceCapabilities
 from humming.components import Component
 from humming.dtypes import suggest
-from humming.errors import HummingError, PluginError, UnsupportedError
+from humming.errors import HummingError, PluginError, UnsupportedError, check_type
 from humming.hookspecs import ENTRY_POINT_GROUP, PROJECT, Compiler, PresentDevice, Runtime
 from humming.matrix import Matrix, read_matrix
 from humming.registry import Contribution, Registry, load_yaml
@@ -30,6 +31,8 @@ _LOG = logging.getLogger(__name__)
 # A driver counts memory that it keeps for itself, and data sheets round; more than this is news.
 _TOLERANCE = 0.1
 _COMPARED = ("sms", "l2_bytes", "memory_bytes")
+# Whatever a stranger's code does wrong must not reach the user of another device.
+_FAULTS = (Exception, SystemExit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,8 @@ class PluginSet:
         self._problems: dict[str, Problem] = {}
         self._plugins: list[_Plugin] = []
         self._seen: PresentDevices | None = None
+        # (hook, device) -> the plugin whose compiler or runtime serves the device.
+        self._answered: dict[tuple[str, str], _Plugin] = {}
         self.manager = _new_manager()
         if env.trace_plugins():
             _trace(self.manager)
@@ -122,16 +127,12 @@ class PluginSet:
             _check_hooks(plugin)
             self.manager.register(plugin.module, plugin.name)
             self._plugins.append(plugin)
-        except (Exception, SystemExit) as error:
-            # Whatever a stranger's import does wrong must not reach the user of another device.
+        except _FAULTS as error:
             self._report(plugin, "loading", error)
 
     def _report(self, plugin: _Plugin, hook: str, error: BaseException) -> None:
         """Keep a problem, the first one of each plugin, or raise it under strict plugins."""
-        named = f"{plugin}: {hook}: "
-        told = str(error) if isinstance(error, HummingError) else f"{type(error).__name__}: {error}"
-        problem = PluginError(told if told.startswith(named) else named + told)
-        problem.__cause__ = error
+        problem = _named(plugin, hook, error)
         if env.strict_plugins():
             raise problem
         self._problems.setdefault(
@@ -165,7 +166,7 @@ class PluginSet:
                 hook = "humming_include_dirs"
                 folders = tuple(self._folders(plugin, hook))
                 parts.append(Contribution(plugin.name, matrix, components, folders))
-            except Exception as error:
+            except _FAULTS as error:
                 self._report(plugin, hook, error)
         known = {name: problem.error for name, problem in self._problems.items()}
         registry = Registry(parts, known, lost)
@@ -184,7 +185,7 @@ class PluginSet:
                 registry.add_variants(
                     plugin.name, self._listed(plugin, hook, DeviceCapabilities, devices=rows)
                 )
-            except Exception as error:
+            except _FAULTS as error:
                 self._report(plugin, hook, error)
 
     def _matrix_source(self, plugin: _Plugin) -> Any:
@@ -245,7 +246,7 @@ class PluginSet:
         for plugin in self._plugins:
             try:
                 probed = self._listed(plugin, "humming_probe", PresentDevice)
-            except Exception as error:
+            except _FAULTS as error:
                 before = dict(self._problems)
                 self._report(plugin, "humming_probe", error)
                 failed[plugin.name] = self._problems[plugin.name]
@@ -273,11 +274,14 @@ class PluginSet:
             return self.registry.device(device)
         if device is None or isinstance(device, int):
             device = self._accelerator(device)
+        how = "Name a row such as 'h200', or give an index or entry of a present device."
+        check_type("capabilities", "the device", device, PresentDevice, how)
         if not device.row:
+            notes = " ".join(device.notes)
+            if device.index < 0:
+                notes += " HUMMING_SIMULATE names the row that the CPU simulates."
             raise UnsupportedError(
-                f"capabilities of {device.driver_name!r}",
-                "it is present but has no row",
-                " ".join(device.notes),
+                f"capabilities of {device.driver_name!r}", "it is present but has no row", notes
             )
         return self.registry.device(device.row)
 
@@ -321,32 +325,41 @@ class PluginSet:
     def _first(self, hook: str, caps: DeviceCapabilities, wanted: tuple[str, ...]) -> Any:
         owner = self.registry.owner(caps.name)
         answers: dict[str, Any] = {}
+        failed: list[str] = []
         # The owner first; of the others several could answer, and their order must not decide.
         for plugin in sorted(self._plugins, key=lambda plugin: plugin.name != owner):
             if owner in answers:
                 break
             try:
                 result = self._call(plugin, hook, device=caps)
-            except HummingError:
-                raise
-            except Exception as error:
-                if plugin.name == owner:
-                    raise _hook_error(plugin, hook, f"{type(error).__name__}: {error}") from error
-                self._report(plugin, hook, error)
+                lacking = [name for name in wanted if not _has(result, name)]
+                if result is not None and lacking:
+                    raise PluginError(f"returned {_told(result)}, which lacks {', '.join(lacking)}")
+            except _FAULTS as error:
+                if plugin.name != owner:
+                    self._report(plugin, hook, error)
+                    failed.append(str(_named(plugin, hook, error)))
+                elif _speaks_for_itself(error):
+                    raise
+                else:
+                    raise _named(plugin, hook, error) from error
                 continue
-            if result is None:
-                continue
-            lacking = [name for name in wanted if not _has(result, name)]
-            if lacking:
-                told = f"returned {_told(result)}, which lacks {', '.join(lacking)}"
-                raise _hook_error(plugin, hook, told)
-            answers[plugin.name] = result
+            if result is not None:
+                answers[plugin.name] = result
+                self._answered[hook, caps.name] = plugin
         if len(answers) > 1:
             names = " and ".join(sorted(answers))
             raise PluginError(f"{hook}: the plugins {names} both answer for {caps.name}")
         if not answers:
-            raise PluginError(f"{hook}: no plugin answers for {caps.name} of plugin {owner}")
+            told = f"{hook}: no plugin answers for {caps.name} of plugin {owner}"
+            raise PluginError(". ".join([told, *failed]))
         return next(iter(answers.values()))
+
+    def fault(self, hook: str, caps: DeviceCapabilities, error: BaseException) -> PluginError:
+        """See `humming.plugins.fault`."""
+        answered = self._answered.get((hook, caps.name))
+        who = answered or _Plugin(self.registry.owner(caps.name) or f"of {caps.name}", "", None)
+        return _named(who, hook, error)
 
 
 @cache
@@ -411,6 +424,33 @@ def runtime_for(caps: DeviceCapabilities) -> Runtime:
     return installed().runtime_for(caps)
 
 
+@contextmanager
+def calling(hook: str, caps: DeviceCapabilities) -> Iterator[None]:
+    """Runs code of the compiler or runtime that a plugin returned for a device.
+
+    Raises:
+        PluginError: what the code raised, with plugin, distribution and hook; errors of humming
+            and a lack of memory pass as they are.
+    """
+    try:
+        yield
+    except _FAULTS as error:
+        if isinstance(error, MemoryError) or _speaks_for_itself(error):
+            raise
+        raise fault(hook, caps, error) from error
+
+
+def fault(hook: str, caps: DeviceCapabilities, error: BaseException) -> PluginError:
+    """What went wrong in the compiler or runtime of a device, with plugin, distribution and hook.
+
+    Args:
+        hook: the hook that returned it.
+        caps: the device.
+        error: what it raised.
+    """
+    return installed().fault(hook, caps, error)
+
+
 def _new_manager() -> pluggy.PluginManager:
     made = pluggy.PluginManager(PROJECT)
     made.add_hookspecs(hookspecs)
@@ -472,8 +512,18 @@ def _device_names(raw: Any) -> Iterator[str]:
         yield from (n for n in (name, *(aliases or ())) if isinstance(n, str))
 
 
-def _hook_error(plugin: _Plugin, hook: str, told: str) -> PluginError:
-    return PluginError(f"{plugin}: {hook}: {told}")
+def _named(plugin: _Plugin, hook: str, error: BaseException) -> PluginError:
+    """An error with the plugin, distribution and hook that it comes from."""
+    named = f"{plugin}: {hook}: "
+    told = str(error) if isinstance(error, HummingError) else f"{type(error).__name__}: {error}"
+    problem = PluginError(told if told.startswith(named) else named + told)
+    problem.__cause__ = error
+    return problem
+
+
+def _speaks_for_itself(error: BaseException) -> bool:
+    """Whether an error of a plugin says what to do; a PluginError says what the plugin did."""
+    return isinstance(error, HummingError) and not isinstance(error, PluginError)
 
 
 def _has(thing: Any, name: str) -> bool:

@@ -10,8 +10,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from humming.dtypes import DataType, bfloat16, float16, float32, suggest
-from humming.errors import UnsupportedError
+from humming.errors import UnsupportedError, WrongTypeError
 from humming.formats import ActivationSpec, WeightSpec
+
+LARGEST_SIZE = 1 << 30
+"""Largest n, k and group. Kernels hold sizes in 32 bits with a sign, and round them up to tiles and
+groups; addresses they compute in 64 bits, so that products of sizes have no limit."""
 
 _OUTPUTS = (float16, bfloat16, float32)
 # Quantizations that one word names for both sides, because only instructions for this very type
@@ -68,7 +72,8 @@ class GemmProblem:
         allow_undocumented: instructions that their vendor does not document are permitted.
 
     Raises:
-        UnsupportedError: a size is not positive, or a format is unknown or no output type.
+        UnsupportedError: a size is not positive or beyond what kernels count, or a format is
+            unknown or no output type.
     """
 
     n: int
@@ -88,14 +93,18 @@ class GemmProblem:
         object.__setattr__(self, "activation", ActivationSpec.parse(self.activation))
         object.__setattr__(self, "out_dtype", DataType.parse(self.out_dtype))
         for field, least in (("n", 1), ("k", 1), ("experts", 0)):
-            size = _whole(field, getattr(self, field))
+            size = whole_number("a product", field, getattr(self, field))
             if size < least:
                 raise UnsupportedError(
                     f"a product with {field}={size}",
                     f"{field} is less than {least}",
                     f"Give {field} of at least {least}.",
                 )
+            _check_largest(f"a product with {field}={size}", field, size)
             object.__setattr__(self, field, size)
+        for spec in (self.weight, self.activation):
+            extent = max(spec.group_size, *getattr(spec, "block", (0,)))
+            _check_largest(f"a product with {spec.name}", "a scale's extent", extent)
         if self.out_dtype not in _OUTPUTS:
             raise UnsupportedError(
                 f"output in {self.out_dtype}",
@@ -227,10 +236,23 @@ def _bits(word: str) -> int:
         return WeightSpec.parse(word).dtype.bits
 
 
-def _whole(field: str, value: Any) -> int:
+def _check_largest(asked: str, what: str, size: int) -> None:
+    if size > LARGEST_SIZE:
+        raise UnsupportedError(
+            asked,
+            f"{what} is beyond {LARGEST_SIZE}, and kernels count in 32 bits",
+            f"Give at most {LARGEST_SIZE}.",
+        )
+
+
+def whole_number(asked: str, name: str, value: Any) -> int:
+    """A value as an int; `asked` is what the value is for, and `name` is its own.
+
+    Raises:
+        WrongTypeError: it is no whole number.
+    """
     try:
         return operator.index(value)
     except TypeError:
-        raise UnsupportedError(
-            f"a product with {field}={value!r}", f"{field} is no whole number", "Give an int."
-        ) from None
+        asked = f"{asked} with {name}={value!r}"
+        raise WrongTypeError(asked, f"{name} is no whole number", "Give an int.") from None

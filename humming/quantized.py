@@ -10,12 +10,14 @@ with a scale and a zero point per tensor, row, group or block, as the `WeightSpe
 
 from dataclasses import dataclass
 from functools import cache
+from numbers import Integral
+from typing import Any
 
 import numpy as np
 import torch
 
 from humming.dtypes import DataType, bfloat16, float8e4m3, float8e8m0, float16, float32
-from humming.errors import UnsupportedError
+from humming.errors import UnsupportedError, WrongTypeError, check_type
 from humming.formats import WeightSpec
 
 SCALE_TENSOR_DTYPES: dict[DataType, torch.dtype] = {
@@ -155,6 +157,7 @@ class QuantizedWeight:
     second_scale: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
+        check_parts(self)
         n, k = self.shape
         if n < 1 or k < 1:
             raise UnsupportedError(
@@ -216,6 +219,7 @@ class QuantizedWeight:
 
     def equals(self, other: "QuantizedWeight") -> bool:
         """Whether format, shape and every bit of every tensor are the same, on any device."""
+        check_quantized(other, "a comparison of quantized weights")
         return (self.spec, self.shape) == (other.spec, other.shape) and all(
             same_bits(mine, theirs)
             for mine, theirs in zip(self._tensors(), other._tensors(), strict=True)
@@ -225,6 +229,38 @@ class QuantizedWeight:
         self,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         return self.codes, self.scales, self.zeros, self.second_scale
+
+
+def check_quantized(weight: object, asked: str) -> None:
+    """Refuse what is no quantized weight, with what makes one of it.
+
+    Raises:
+        WrongTypeError: it is none.
+    """
+    how = "Pass a QuantizedWeight, as humming.quantize returns."
+    if isinstance(weight, torch.Tensor):
+        how = "Quantize it first: humming.quantize(weight, 'int4_g128')."
+    elif hasattr(weight, "operand_bits"):
+        how = "It is packed; its quantized form is humming.unpack(weight)."
+    check_type(asked, "the weight", weight, QuantizedWeight, how)
+
+
+def check_parts(weight: Any) -> None:
+    """Refuse a quantized or packed weight whose spec, shape or tensors are of another type.
+
+    Raises:
+        WrongTypeError: a part is.
+    """
+    asked = f"a {type(weight).__name__}"
+    how = f"Pass a WeightSpec, e.g. WeightSpec.parse({str(weight.spec)!r})."
+    check_type(asked, "its spec", weight.spec, WeightSpec, how)
+    pair = isinstance(weight.shape, tuple) and len(weight.shape) == 2
+    if not pair or not all(isinstance(size, Integral) for size in weight.shape):
+        raise WrongTypeError(asked, f"its shape is {weight.shape!r}", "Pass two ints (N, K).")
+    for name in ("codes", "scales", "zeros", "second_scale"):
+        tensor = getattr(weight, name)
+        if tensor is not None or name == "codes":
+            check_type(asked, f"its {name}", tensor, torch.Tensor, "Pass a tensor.")
 
 
 def as_bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from humming.dtypes import DataType, float8e4m3, float8e8m0
-from humming.errors import UnsupportedError
+from humming.errors import UnsupportedError, check_type
 from humming.formats import WeightSpec
 from humming.quantized import (
     SCALE_TENSOR_DTYPES,
@@ -94,6 +94,8 @@ def quantize(
 
 
 def _check_request(weight: torch.Tensor, method: str) -> None:
+    how = "Pass a tensor [N, K], such as the weight of a layer; torch.as_tensor makes one."
+    check_type("quantize", "the weight", weight, torch.Tensor, how)
     if method not in METHODS:
         raise UnsupportedError(
             f"quantize by {method!r}", "there is no such method", f"Possible: {METHODS}."
@@ -103,6 +105,8 @@ def _check_request(weight: torch.Tensor, method: str) -> None:
         raise UnsupportedError(
             found, "it does not hold plain floats", "Pass float16, bfloat16, float32 or float64."
         )
+    if weight.layout != torch.strided or weight.is_meta:
+        raise UnsupportedError(found, "not every value is there", "Pass a dense tensor with data.")
     if weight.ndim != 2 or not weight.numel():
         raise UnsupportedError(
             found, "a weight is a matrix [N, K] of one value or more", "Pass one matrix at a time."

@@ -8,9 +8,15 @@ import math
 import torch
 
 from humming.dtypes import DataType, float16
-from humming.errors import UnsupportedError
+from humming.errors import UnsupportedError, check_type
 from humming.problem import GemmProblem
-from humming.quantized import SCALE_TENSOR_DTYPES, QuantizedWeight, decode, decode_scales
+from humming.quantized import (
+    SCALE_TENSOR_DTYPES,
+    QuantizedWeight,
+    check_quantized,
+    decode,
+    decode_scales,
+)
 
 # Tensor cores cut off the bits that do not fit; rounding them would halve the unit roundoff.
 _ACCUMULATION_ROUNDOFF = 2.0**-23
@@ -25,6 +31,8 @@ def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float64) -> t
 
     Computed in float64 and rounded once to `dtype`.
     """
+    check_quantized(weight, "dequantize")
+    check_type("dequantize", "the dtype", dtype, torch.dtype, "Give e.g. torch.float64.")
     return (_codes_less_zeros(weight) * _scales(weight)).to(dtype)
 
 
@@ -45,7 +53,7 @@ def matmul(
     Returns:
         [..., N].
     """
-    _check_activations(x, weight)
+    _check_operands(x, weight, bias)
     out = x.to(torch.float64) @ dequantize(weight).T
     if bias is not None:
         out = out + bias.to(torch.float64)
@@ -218,8 +226,18 @@ def _output_dtype(out_dtype: DataType | torch.dtype | str) -> torch.dtype:
     return SCALE_TENSOR_DTYPES[parsed]
 
 
-def _check_activations(x: torch.Tensor, weight: QuantizedWeight) -> None:
-    k = weight.shape[1]
+def _check_operands(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> None:
+    check_quantized(weight, "a product")
+    check_type("a product", "x", x, torch.Tensor, "Pass a tensor of activations [..., K].")
+    n, k = weight.shape
+    if bias is not None:
+        check_type("a product", "the bias", bias, torch.Tensor, f"Pass a tensor [{n}], or None.")
+        if bias.shape != (n,):
+            raise UnsupportedError(
+                f"a product of a weight {[n, k]} with a bias {list(bias.shape)}",
+                "a bias is one number for each output",
+                f"Pass a bias [{n}].",
+            )
     if x.ndim < 1 or x.shape[-1] != k or not x.is_floating_point():
         raise UnsupportedError(
             f"a product of {x.dtype} activations {list(x.shape)} and a weight {list(weight.shape)}",
@@ -229,6 +247,9 @@ def _check_activations(x: torch.Tensor, weight: QuantizedWeight) -> None:
 
 
 def _check_bounded(problem: GemmProblem, x: torch.Tensor, weight: QuantizedWeight) -> None:
+    how = "Pass the GemmProblem that the kernel computes."
+    check_type("an error bound", "the problem", problem, GemmProblem, how)
+    _check_operands(x, weight, None)
     if problem.activation.dtype.is_narrow:
         raise UnsupportedError(
             f"an error bound of {problem.name}",

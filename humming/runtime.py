@@ -17,12 +17,15 @@ from humming import hookspecs, plugins
 from humming.capability import DeviceCapabilities
 from humming.compiler import CompiledKernel, compile_many, compile_plan
 from humming.composer import M_RANGES, KernelPlan, compose
-from humming.errors import PluginError, UnsupportedError
+from humming.errors import HummingError, PluginError, UnsupportedError
 from humming.problem import GemmProblem
 
 # GemmParams of kernels/params.cuh: 13 addresses, 2 strides, then m, n, k and scales of a token.
 _PARAMS = struct.Struct("<15q4i")
+_HOOK = "humming_runtime"
+# Tiles along tokens: grids are narrow in y, and tiles are numbered in 32 bits with a sign.
 _MAX_GRID_Y = 65535
+_MAX_TILES = (1 << 31) - 1
 _ALIGNMENT_BYTES = 16
 
 # What is allocated at a time for split-K: counters of graphs and counters of a stream (4 bytes
@@ -154,6 +157,7 @@ class Kernel:
         # Everything that a launch needs of the plan, so that it looks nothing up.
         tile = plan.tile
         self._n, self._tiles_n = plan.problem.n, plan.grid(1)[0]
+        self._max_tiles_m = min(_MAX_GRID_Y, _MAX_TILES // self._tiles_n)
         self._block_m, self._split_k, self._block = tile.block_m, tile.split_k, (tile.threads, 1, 1)
         self._partials_bytes = 4 * tile.block_n * tile.block_m * tile.split_k  # a tile
         self._pdl = plan.pdl
@@ -179,14 +183,14 @@ class Kernel:
 
         Raises:
             UnsupportedError: more tokens than a launch can cover, or an operand lies askew.
-            HummingError: the driver refused.
+            HummingError: the driver refused, or the runtime's plugin is broken.
         """
         m, k = x.shape
         tiles_m = -(-m // self._block_m)
-        if tiles_m > _MAX_GRID_Y:
+        if tiles_m > self._max_tiles_m:
             raise UnsupportedError(
                 f"a product of {m} tokens",
-                f"a launch covers at most {_MAX_GRID_Y * self._block_m}",
+                f"a launch covers at most {self._max_tiles_m * self._block_m}",
                 "Split the tokens over several calls.",
             )
         partials = None  # holds a graph's partial sums until the launch is recorded
@@ -238,17 +242,22 @@ class Kernel:
             x_groups,
         )
         grid = (self._tiles_n, tiles_m, self._split_k)
-        if self._on_host:
-            self._launch(
-                grid,
-                self._block,
-                params,
-                stream,
-                self._pdl,
-                buffers=_buffers(x, operands, out, tokens),
-            )
-        else:
-            self._launch(grid, self._block, params, stream, self._pdl)
+        try:
+            if self._on_host:
+                self._launch(
+                    grid,
+                    self._block,
+                    params,
+                    stream,
+                    self._pdl,
+                    buffers=_buffers(x, operands, out, tokens),
+                )
+            else:
+                self._launch(grid, self._block, params, stream, self._pdl)
+        except (HummingError, MemoryError):
+            raise
+        except Exception as error:
+            raise plugins.fault(_HOOK, self.plan.decision.capabilities, error) from error
 
 
 class Gemm:
@@ -310,8 +319,8 @@ class Gemm:
 class _Device:
     """What all kernels of one device share."""
 
-    def __init__(self, runtime: Any, index: int) -> None:
-        self._runtime, self._index = runtime, index
+    def __init__(self, caps: DeviceCapabilities, index: int) -> None:
+        self._caps, self._runtime, self._index = caps, plugins.runtime_for(caps), index
         self._lock = threading.Lock()
         self._loaded: dict[tuple[str, int], hookspecs.Kernel] = {}
         self.workspaces = Workspaces(self._allocate)
@@ -321,18 +330,23 @@ class _Device:
         with self._lock:
             key = (compiled.key, smem_bytes)
             if key not in self._loaded:
-                self._loaded[key] = self._runtime.load(
-                    compiled.image, compiled.entry, smem_bytes, self._index
-                )
+                with plugins.calling(_HOOK, self._caps):
+                    kernel = self._runtime.load(
+                        compiled.image, compiled.entry, smem_bytes, self._index
+                    )
+                    if not callable(getattr(kernel, "launch", None)):
+                        raise PluginError(f"load returned {kernel!r}, which has no launch")
+                self._loaded[key] = kernel
             return self._loaded[key]
 
     def _allocate(self, size_bytes: int) -> int:
-        try:
-            return int(self._runtime.allocate(size_bytes, self._index))
-        except MemoryError:
-            # torch may keep all that is left of the device for itself.
-            torch.cuda.empty_cache()
-            return int(self._runtime.allocate(size_bytes, self._index))
+        with plugins.calling(_HOOK, self._caps):
+            try:
+                return int(self._runtime.allocate(size_bytes, self._index))
+            except MemoryError:
+                # torch may keep all that is left of the device for itself.
+                torch.cuda.empty_cache()
+                return int(self._runtime.allocate(size_bytes, self._index))
 
 
 _lock = threading.RLock()
@@ -356,7 +370,9 @@ def gemm_for(problem: GemmProblem, device_index: int, device: str | None = None)
 def runs_on_host(caps: DeviceCapabilities) -> bool:
     """Whether kernels of a device run on this machine's own memory, whatever is present."""
     try:
-        return hasattr(plugins.runtime_for(caps), "register")
+        runtime = plugins.runtime_for(caps)
+        with plugins.calling(_HOOK, caps):
+            return hasattr(runtime, "register")
     except PluginError:
         return False  # nothing runs its kernels, here or elsewhere
 
@@ -381,7 +397,7 @@ def _device(caps: DeviceCapabilities, index: int) -> _Device:
     key = (index, caps.name if index < 0 else "")
     with _lock:
         if key not in _devices:
-            _devices[key] = _Device(plugins.runtime_for(caps), index)
+            _devices[key] = _Device(caps, index)
         return _devices[key]
 
 
@@ -397,17 +413,26 @@ def _buffers(
     if tokens is not None:
         named |= {f"x_{name}": tensor for name, tensor in tokens._asdict().items()}
     buffers = [
-        hookspecs.Buffer(tensor.data_ptr(), _extent_bytes(tensor), name, name == "out")
+        hookspecs.Buffer(tensor.data_ptr(), extent_bytes(tensor), name, name == "out")
         for name, tensor in named.items()
         if tensor is not None and tensor.numel()
     ]
     if tokens is not None:
         # Rows of codes are read up to the next one.
         buffers[0] = buffers[0]._replace(size_bytes=x.shape[0] * x.stride(0))
-    return buffers
+    # Columns of one matrix lie between one another's rows: all of them together are one buffer.
+    merged: list[hookspecs.Buffer] = []
+    for buffer in sorted(buffers):
+        if merged and buffer.address < sum(merged[-1][:2]):
+            last = merged.pop()
+            end = max(sum(last[:2]), sum(buffer[:2]))
+            name = f"{last.name} and {buffer.name}"
+            buffer = hookspecs.Buffer(last.address, end - last.address, name)
+        merged.append(buffer)
+    return merged
 
 
-def _extent_bytes(tensor: torch.Tensor) -> int:
+def extent_bytes(tensor: torch.Tensor) -> int:
     """Bytes from a tensor's first element to behind its last one."""
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return (last + 1) * tensor.element_size()

@@ -104,7 +104,7 @@ def compose_source(
     flags = {
         "kTokenZero": not activation.symmetric,
         "kTokenSecond": activation.second_scale == "tensor",
-        "kDependentLaunch": caps.supports("griddepcontrol"),
+        "kDependentLaunch": "griddepcontrol" in caps.features,
     }
     lines = [
         f"// {weight.name} x {activation.name} -> {problem.out_dtype}; {lowering.name};",

@@ -27,6 +27,8 @@ OTHER_REGISTERS = 56
 MAX_PIECES_IN_REGISTERS = 12
 # Each part of K must run the pipeline long enough to be worth a reduction.
 MIN_STAGES_PER_SPLIT = 2
+# Bricks of 64 values of K that a pipeline stage may hold.
+_BRICKS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,20 @@ def candidates(
     ]
 
 
+def why_no_tile(problem: GemmProblem, caps: DeviceCapabilities) -> str:
+    """Why `candidates` are none, as a clause."""
+    if not holds_group(weight_group(problem)):
+        told = f"a scale per {weight_group(problem)} values of K fits no tile"
+        return f"{told}; groups of 16, 32 or a multiple of {BRICK_K} values do"
+    limit, registers = caps.smem_per_block_bytes, caps.registers_per_sm
+    return f"no tile fits into {limit} bytes of shared memory and {registers} registers"
+
+
+def holds_group(group: int) -> bool:
+    """Whether some tile has room for scales per `group` values of K; 0 is one scale for all."""
+    return any(_divide_k(BRICK_K * bricks, BRICK_K * bricks, group) for bricks in _BRICKS)
+
+
 def _shapes(
     problem: GemmProblem, lowering: Lowering, m_range: tuple[int, int | None]
 ) -> Iterator[TileConfig]:
@@ -129,7 +145,7 @@ def _shapes(
     for block_m in _block_m(m_range):
         for warps_n, row_blocks in ((4, 1), (4, 2), (8, 1), (8, 2), (16, 1), (4, 4)):
             for warps_k in (1,) if problem.batch_invariant else (1, 2, 4):
-                for bricks in (1, 2, 4, 8):
+                for bricks in _BRICKS:
                     for num_stages in (2,) if through_registers else (3, 4, 6):
                         for split_k in splits:
                             if bricks % warps_k == 0:
@@ -161,8 +177,8 @@ def _fits(
     registers = min(255, (caps.registers_per_sm or 65536) // tile.threads)
     return (
         tile.threads <= 512
-        and (group == 0 or _divide(tile.block_k, group))
-        and (step == 0 or _divide(tile.warp_k, step))
+        and _divide_k(tile.block_k, tile.warp_k, group)
+        and _divide_k(tile.block_k, tile.warp_k, step)
         and step % lowering.step_k == 0
         and tile.accumulators(lowering) <= min(MAX_ACCUMULATORS, registers - OTHER_REGISTERS)
         and tile.smem_bytes(problem, lowering) <= (caps.smem_per_block_bytes or 48 * 1024)
@@ -175,5 +191,9 @@ def _stages(problem: GemmProblem, tile: TileConfig) -> int:
     return -(-problem.k // tile.block_k)
 
 
-def _divide(a: int, b: int) -> bool:
-    return a % b == 0 or b % a == 0
+def _divide_k(block_k: int, warp_k: int, group: int) -> bool:
+    """Whether groups of K end where stages, warps' parts of stages and MMA steps of 16 do."""
+    if group == 0:
+        return True
+    aligned = all(part % group == 0 or group % part == 0 for part in (block_k, warp_k))
+    return aligned and group % 16 == 0

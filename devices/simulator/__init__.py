@@ -22,8 +22,10 @@ def humming_variants(devices: Sequence[DeviceCapabilities]) -> Iterator[DeviceCa
 
 @hookimpl
 def humming_probe() -> list[PresentDevice]:
+    # A row and its simulation mean the same here: there is nothing else that the CPU could be.
+    row = env.simulated_device().lower().removeprefix(PREFIX).strip()
     # -1 is the host, as torch numbers the device of CPU tensors.
-    return [PresentDevice(index=-1, driver_name="CPU", row=PREFIX + env.simulated_device())]
+    return [PresentDevice(index=-1, driver_name="CPU", row=PREFIX + row)]
 
 
 @hookimpl

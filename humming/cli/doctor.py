@@ -15,6 +15,7 @@ import typer
 from humming.cli.exits import ENVIRONMENT
 from humming.cli.options import AsJson
 from humming.cli.output import Output
+from humming.errors import HummingError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -122,7 +123,8 @@ def _driver() -> Iterator[Finding]:
         driver: Any = import_module("cuda.bindings.driver")
         status, number = driver.cuDriverGetVersion()
     except (ImportError, RuntimeError, OSError) as error:
-        yield Finding("driver", NOTE, f"no CUDA driver ({str(error).splitlines()[0]})", absent)
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        yield Finding("driver", NOTE, f"no CUDA driver ({reason})", absent)
         return
     if int(status) or not number:
         yield Finding("driver", NOTE, "no CUDA driver", absent)
@@ -166,22 +168,23 @@ def _compilers() -> Iterator[Finding]:
 def _compiler_of(devices: "list[DeviceCapabilities]") -> Finding:
     """What building for an architecture comes to, tried with an empty kernel."""
     from humming import plugins
+    from humming.compiler import identity, version_of
 
     caps = devices[0]
     subject = f"compiler {caps.arch}"
     names = ", ".join(device.name for device in devices)
     try:
         compiler = plugins.compiler_for(caps)
-        told = f"{compiler.name} {compiler.version[0]}.{compiler.version[1]}"
-        compiler.compile(_PROBE, {}, "probe", caps)
-    except Exception as error:
-        # A plugin's compiler may fail in any way; the reason is what the reader needs.
+        (name, _), version = identity(compiler, caps), version_of(compiler, caps)
+        with plugins.calling("humming_compiler", caps):
+            compiler.compile(_PROBE, {}, "probe", caps)
+    except HummingError as error:
         return Finding(subject, NOTE, f"cannot build for {names}", str(error).splitlines()[0])
     needed = [d.min_compiler for d in devices if d.min_compiler] + [
         row.min_compiler for device in devices for row in device.mma if row.min_compiler
     ]
-    newest = max(needed, default=(0, 0))
-    if compiler.version < newest:
+    newest, told = max(needed, default=(0, 0)), f"{name} {version[0]}.{version[1]}"
+    if version < newest:
         advice = f"Some of their instructions need {newest[0]}.{newest[1]}; the others work."
         return Finding(subject, NOTE, f"{told} builds for {names}", advice)
     return Finding(subject, OK, f"{told} builds for {names}")

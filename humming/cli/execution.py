@@ -96,13 +96,20 @@ class Check:
         relative_error: norm of the error over the norm of the reference.
         relative_bound: what that cannot exceed if every output is within its bound.
         worst: largest ratio of an output's error to its bound; infinite where one is NaN.
-        passed: whether every output is within its bound.
+        passed: whether every output has a finite bound and is within it.
+        no_verdict: why nothing is proved, although no output is beyond its bound; else empty.
     """
 
     relative_error: float
     relative_bound: float
     worst: float
     passed: bool
+    no_verdict: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """For people: ok, FAILED or no verdict."""
+        return "ok" if self.passed else "no verdict" if self.no_verdict else "FAILED"
 
 
 @dataclass(slots=True)
@@ -300,10 +307,19 @@ def _compare(
     error = (result.to(torch.float64) - exact).abs()
     within = error <= bound
     ratio = torch.where(within & (bound == 0), 0.0, error / bound).nan_to_num(torch.inf, torch.inf)
-    ratio = torch.where(within & bound.isinf(), 0.0, ratio)
+    unbounded = bound.isinf()
+    ratio = torch.where(within & unbounded, 0.0, ratio)
+    no_verdict = ""
+    if bool(within.all()) and bool(unbounded.any()):
+        out = plan.problem.out_dtype
+        no_verdict = (
+            f"{int(unbounded.sum())} of {bound.numel()} outputs have no bound, "
+            f"since they may exceed {out}'s {out.max:g}"
+        )
     return Check(
         relative_error=reference.relative_error(result, exact),
         relative_bound=reference.relative_bound(bound, exact),
         worst=float(ratio.max()) if ratio.numel() else 0.0,
-        passed=bool(within.all()),
+        passed=bool(within.all()) and not no_verdict,
+        no_verdict=no_verdict,
     )

@@ -4,13 +4,15 @@ from humming.errors import CompileError, HummingError, PluginError
 
 SUCCESS = 0
 CHECK_FAILED = 1
-"""`run --check`: a result exceeds its bound."""
+"""`run --check`: a result exceeds its bound, or has none."""
 USAGE = 2
 """The request is wrong or not supported; the text says what is possible."""
 ENVIRONMENT = 3
 """A compiler, a driver or a plugin is missing or broken; `humming doctor` says what to do."""
 DEFECT = 70
 """A defect of humming itself, printed with its traceback."""
+PIPE_CLOSED = 141
+"""Nobody reads the output any more (`| head`): the status of what SIGPIPE ends."""
 
 
 def status_of(error: HummingError) -> int:

@@ -1,6 +1,7 @@
 """`humming run`: quantize, pack, plan, compile and multiply real or random matrices."""
 
 import secrets
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -44,7 +45,7 @@ def run(
         typer.Option(min=0, max=2**62, help="Of all random values; by default a fresh one."),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Compare with a float64 reference; status 1 if beyond.")
+        bool, typer.Option("--check", help="Compare with a float64 reference; status 1 unless ok.")
     ] = False,
     allow_undocumented: AllowUndocumented = False,
     as_json: AsJson = False,
@@ -153,12 +154,11 @@ def _render_one(console: "Console", outcome: "Outcome", seed: int) -> None:
     }
     for step, took in outcome.steps.items():
         console.print(f"  {step:<9}{seconds(took):>9}  {told.get(step, '')}".rstrip())
-    if outcome.check:
-        verdict = "ok" if outcome.check.passed else "FAILED"
+    if check := outcome.check:
+        why = f"{check.no_verdict}; " if check.no_verdict else ""
         console.print(
-            f"check: {verdict}: relative error {outcome.check.relative_error:.3e}, "
-            f"bound {outcome.check.relative_bound:.3e}; "
-            f"worst output at {outcome.check.worst:.2f} of its bound"
+            f"check: {check.verdict}: {why}relative error {check.relative_error:.3e}, "
+            f"bound {check.relative_bound:.3e}; worst output at {check.worst:.2f} of its bound"
         )
 
 
@@ -171,7 +171,7 @@ def _render_many(console: "Console", outcomes: "list[Outcome]", seed: int) -> No
                 f"{check.relative_error:.3e}",
                 f"{check.relative_bound:.3e}",
                 f"{check.worst:.2f}",
-                "ok" if check.passed else "FAILED",
+                check.verdict,
             )
             if check
             else (None, None, None, "not checked")
@@ -182,8 +182,11 @@ def _render_many(console: "Console", outcomes: "list[Outcome]", seed: int) -> No
     columns = ("matrix", "N x K", "all steps", "run", "relative error", "bound", "worst", "check")
     title = f"{outcomes[0].problem.name}, m={outcomes[0].m}, seed {seed}"
     print_table(console, title, columns, cells)
-    failed = sum(not outcome.check.passed for outcome in outcomes if outcome.check)
-    checked_count = sum(outcome.check is not None for outcome in outcomes)
-    if checked_count:
-        verdict = f"{failed} FAILED" if failed else "all ok"
-        console.print(f"check: {verdict} of {checked_count} matrices")
+    checks = [(outcome.name, outcome.check) for outcome in outcomes if outcome.check]
+    for name, check in checks:
+        if check.no_verdict:
+            console.print(f"{name}: no verdict: {check.no_verdict}")
+    verdicts = Counter(check.verdict for _, check in checks)
+    if checks:
+        others = [f"{count} {verdict}" for verdict, count in verdicts.items() if verdict != "ok"]
+        console.print(f"check: {', '.join(others) or 'all ok'} of {len(checks)} matrices")

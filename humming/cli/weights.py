@@ -40,11 +40,11 @@ def parse_shape(text: str) -> tuple[int, int]:
     Raises:
         UnsupportedError: the text has another form.
     """
-    match = re.fullmatch(r"\s*(\d+)\s*[xX]\s*(\d+)\s*", text)
+    match = re.fullmatch(r"\s*(\d{1,18})\s*[xX]\s*(\d{1,18})\s*", text)
     if match is None or 0 in (shape := (int(match[1]), int(match[2]))):
         raise UnsupportedError(
             f"the shape {text!r}",
-            "it is not NxK with two positive integers",
+            "it is not NxK with two positive integers of at most 18 digits",
             "N is the number of out features and K of in features, e.g. 4096x11008.",
         )
     return shape

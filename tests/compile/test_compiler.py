@@ -254,5 +254,5 @@ def test_ahead_of_time_for_any_number_of_tokens(
 
 
 def test_name_without_sizes_is_refused() -> None:
-    with pytest.raises(UnsupportedError, match="Give n and k"):
+    with pytest.raises(UnsupportedError, match="Pass n and k"):
         humming.compile("int4_g128 x bf16", "l40s")

@@ -1,6 +1,7 @@
 """The command line as a program: start, help, documentation, small commands, what goes wrong."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -138,6 +139,9 @@ WRONG = {
     "bad-shape": (("run", "--random", "64"), "NxK"),
     "empty-shape": (("run", "--random", "0x64"), "positive"),
     "nothing-to-run": (("run",), "--random"),
+    "endless-shape": (("run", "--random", f"64x{'9' * 5000}"), "18 digits"),
+    "large-k": (("explain", "w4a16", "--device", "h20", "-k", str(2**31)), "k is beyond"),
+    "large-n": (("compile", "w4a16", "--device", "h20", "--shapes", f"{2**40}x64"), "n is beyond"),
     "both-to-run": (("run", "a.safetensors::b", "--random", "4x4"), "either"),
     "no-tensor-named": (("run", "model.safetensors"), "::TENSOR"),
     "no-such-file": (("run", "nowhere.safetensors::x"), "nowhere.safetensors"),
@@ -178,6 +182,9 @@ def test_mistake_in_the_command_line(humming: Shell, words: tuple[str, ...]) -> 
         (ImportError("No module named 'torch'", name="torch"), 3),
         (ImportError("No module named 'humming.x'", name="humming.x"), 70),
         (RuntimeError("a defect"), 70),
+        (KeyError(), 70),
+        (MemoryError("no room"), 3),
+        (type("OutOfMemoryError", (RuntimeError,), {})("no room on the card"), 3),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else str(value),
 )
@@ -191,6 +198,63 @@ def test_status_tells_whose_turn_it_is(
     assert humming("capabilities", "h200") == status
     assert str(error) in humming.err
     assert ("Traceback" in humming.err) == (status == 70)
+    told = humming.json("capabilities", "h200", status=status)["error"]
+    assert told["type"] == type(error).__name__
+    assert told["message"]
+    assert str(error) in told["message"]
+    assert ("Traceback" in humming.err) == (status == 70)
+
+
+def test_json_that_fails_midway_is_one_object(
+    humming: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whatever breaks before the result is whole, no part of it may have been written.
+    monkeypatch.setattr(plugins, "capabilities", lambda name: Unprintable())
+    told = humming.json("capabilities", "h200", status=70)
+    assert told["error"]["message"] == "beyond words"
+
+
+class Unprintable:
+    """Capabilities whose JSON cannot be made."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": "h200", "sms": self}
+
+    def __str__(self) -> str:
+        raise RuntimeError("beyond words")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("devices", "--all"),
+        ("devices", "--all", "--json"),
+        ("devices",),
+        ("capabilities", "h200"),
+        ("explain", "w4a16", "--device", "nowhere", "--json"),
+        ("run", "--help"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("errors_too", [False, True], ids=["stdout", "and-stderr"])
+def test_reader_that_has_left_ends_a_command_quietly(
+    words: tuple[str, ...], errors_too: bool
+) -> None:
+    code = "import sys; from humming.cli import main; sys.exit(main())"
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *words],
+            stdout=write,
+            stderr=write if errors_too else subprocess.PIPE,
+            text=True,
+        )
+    finally:
+        os.close(write)
+    assert done.returncode == 141
+    assert "Traceback" not in (done.stderr or "")
+    assert "Exception" not in (done.stderr or "")
 
 
 def test_json_has_no_nan() -> None:

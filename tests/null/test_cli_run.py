@@ -217,7 +217,7 @@ def test_only_matrices_that_cannot_be_done(humming: Shell, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("expected_within", [True, False], ids=["within", "beyond"])
 def test_an_infinite_bound_admits_overflow_but_no_nan(expected_within: bool) -> None:
-    # Outputs that may exceed float16 have no bound; NaN is never within one.
+    # Outputs that may exceed float16 have no bound, which proves nothing; NaN is never within one.
     x = torch.full((1, 64), 6e4, dtype=torch.float16)
     problem = GemmProblem.parse("int4_g64 x fp16", 16, 64)
     quantized = quantize(torch.ones(16, 64), problem.weight)
@@ -228,5 +228,58 @@ def test_an_infinite_bound_admits_overflow_but_no_nan(expected_within: bool) -> 
         lowering=SimpleNamespace(operand_roundings=lambda problem: 0),
     )
     check = execution._compare(result, plan, x, quantized, None)  # type: ignore[arg-type]
-    assert check.passed is expected_within
+    assert check.passed is False
+    assert check.verdict == ("no verdict" if expected_within else "FAILED")
     assert (check.worst == 0) is expected_within
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> str:
+    """A file with a matrix of usual numbers, and one whose products leave float16."""
+    beyond = torch.randn(48, 128)
+    beyond[7] *= 1e5
+    save_file({"usual": torch.randn(48, 128), "beyond": beyond}, tmp_path / "large.safetensors")
+    return str(tmp_path / "large.safetensors")
+
+
+def test_outputs_without_a_bound_are_no_verdict(humming: Shell, large: str) -> None:
+    words = ("run", f"{large}::beyond", "--check", "-m", "3", "--weight", "int4_sfp32")
+    words += ("--device", "a100", "--seed", "11")
+    told = humming.json(*words, status=1)
+    (result,) = told["results"]
+    assert told["passed"] is result["check"]["passed"] is False
+    why = result["check"]["no_verdict"]
+    match = re.fullmatch(r"(\d) of 144 outputs have no bound, since they may exceed .*65504", why)
+    assert match
+    assert 1 <= int(match[1]) <= 3
+    assert humming(*words) == 1
+    assert f"check: no verdict: {why}; relative error" in humming.out
+    assert humming.json(*words, "--out-dtype", "fp32")["passed"] is True
+
+
+def test_a_table_tells_what_has_no_verdict(humming: Shell, large: str) -> None:
+    words = ("run", f"{large}::*", "--check", "--weight", "int4_sfp32", "--device", "a100")
+    assert humming(*words) == 1
+    assert "beyond: no verdict: " in humming.out
+    assert "check: 1 no verdict of 2 matrices" in humming.out
+
+
+def test_an_output_beyond_its_bound_fails_whatever_has_none(
+    humming: Shell, large: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from humming import reference
+
+    right: Callable[..., Any] = reference.matmul
+
+    def wrong(*arguments: Any, **keywords: Any) -> Any:
+        out = right(*arguments, **keywords)
+        if len(arguments) == 4:  # the product that is rounded, not the one it is compared with
+            out[0, 3] += 1
+        return out
+
+    monkeypatch.setattr(reference, "matmul", wrong)
+    words = ("run", f"{large}::beyond", "--weight", "int4_sfp32", "--device", "a100", "--check")
+    (result,) = humming.json(*words, status=1)["results"]
+    assert result["check"]["no_verdict"] == ""
+    assert humming(*words) == 1
+    assert "check: FAILED" in humming.out

@@ -23,8 +23,17 @@ from humming.capability import DeviceCapabilities
 from humming.composer import M_RANGES, compose, decide, m_range_of, plan
 from humming.decision import Decision
 from humming.errors import UnsupportedError
-from humming.lowering import ACCUMULATOR, INSTRUCTION, K_MAJOR
-from humming.problem import GemmProblem
+from humming.formats import WeightSpec
+from humming.layout import padded
+from humming.lowering import (
+    ACCUMULATOR,
+    INSTRUCTION,
+    K_MAJOR,
+    enumerate_lowerings,
+    weight_group,
+)
+from humming.problem import LARGEST_SIZE, GemmProblem
+from humming.tiles import candidates
 
 GOLDEN = Path(__file__).parent / "golden" / "decisions.yaml"
 PROBLEMS = (
@@ -375,6 +384,20 @@ def test_grid_and_workspace():
     assert split.workspace(0) == (0, 0)
 
 
+@pytest.mark.parametrize("m_range", M_RANGES, ids=str)
+def test_what_kernels_count_in_32_bits_fits_at_the_largest_sizes(m_range):
+    weight = WeightSpec("int4", "group", LARGEST_SIZE)
+    largest = GemmProblem(LARGEST_SIZE, LARGEST_SIZE, weight, "fp16", "fp16")
+    lowerings, _ = enumerate_lowerings(largest, devices()["a100_80gb"])
+    tiles = [t for low in lowerings for t in candidates(largest, low, devices()["t4"], m_range)]
+    assert tiles
+    for tile in tiles:
+        # Rows and stages are rounded up to tiles; the number of groups, by adding a group first.
+        assert largest.n + tile.block_n < 2**31
+        assert largest.k + tile.block_k < 2**31
+    assert padded(1, largest.k)[1] + weight_group(largest) - 1 < 2**31
+
+
 def test_plan_takes_names_descriptions_and_rows():
     by_name = plan("int4_g128 x bf16", "h200", m=3, n=512, k=1024)
     described = plan(GemmProblem.parse("int4_g128 x bf16", 512, 1024), devices()["h200"], m=3)
@@ -401,6 +424,64 @@ def test_what_cannot_be_built_names_what_can():
     assert "lacks dequant int:int8" in error.why
     assert "On b300, int8 x bfloat16 is possible." in error.possible
     assert "Devices that run int8 x int8: none yet." in error.possible
+
+
+def _refusal(text, device):
+    with pytest.raises(UnsupportedError) as raised:
+        plan(problem(text, 96, 200), device)
+    return raised.value
+
+
+@pytest.mark.parametrize("device", ["t4", "a100_80gb", "h200", "b300"])
+@pytest.mark.parametrize(
+    ("weight", "nearest"),
+    [
+        ("int4_g8", "int4_g16"),
+        ("int4_g24", "int4_g16"),
+        ("int4_g48", "int4_g32"),
+        ("uint4_g96_zp", "uint4_g64_zp"),
+        ("int4_g1000", "int4_g960"),
+        ("int4_block64x48", "int4_block64x32"),
+    ],
+)
+def test_groups_that_fit_no_tile_are_the_first_reason(device, weight, nearest):
+    error = _refusal(f"{weight} x fp16", device)
+    group = weight_group(problem(f"{weight} x fp16"))
+    told = f"a scale per {group} values of K fits no tile; groups of 16, 32 or a multiple of 64"
+    assert error.why.startswith(told)
+    assert f"On {device}, {nearest} x float16 is possible." in error.possible
+    text = decided(f"{weight} x fp16", device).explain()
+    assert f"\n  none: {told}" in text
+    assert text.partition("Rejected\n")[2].partition("\n")[0].partition(": ")[2].startswith(told)
+
+
+@pytest.mark.parametrize("device", ["t4", "h200"])
+def test_groups_that_the_instructions_step_over_are_the_first_reason(device):
+    error = _refusal("int4_g7 x fp16", device)
+    told = "no instruction of the device computes it: a scale per 7 values of K does not divide"
+    assert error.why.startswith(told)
+    assert "int4_g16 x float16 is possible" in error.possible
+
+
+def test_what_needs_consent_comes_before_types_that_do_not_fit():
+    decision = decided("e3m4", "b200")
+    reasons = [rejection.reason for rejection in decision.rejected]
+    asking = [place for place, reason in enumerate(reasons) if "used only with" in reason]
+    inexact = [place for place, reason in enumerate(reasons) if "not exact" in reason]
+    assert any("allow_undocumented" in reasons[place] for place in asking)
+    assert max(asking) < min(inexact)
+
+
+@pytest.mark.parametrize("group", [*range(1, 200), 256, 320, 500, 512, 960, 1000, 1024, 4096])
+def test_the_groups_that_are_said_to_fit_are_those_with_a_plan(group):
+    decision = decided(f"int4_g{group} x fp16", "a100_80gb", n=64, k=300)
+    assert bool(decision.ready) == (group in (16, 32) or group % 64 == 0)
+
+
+def test_a_device_too_small_for_any_tile_is_told_so():
+    caps = dataclasses.replace(devices()["t4"], smem_per_block_bytes=1024)
+    with pytest.raises(UnsupportedError, match="on t4: no tile fits into 1024"):
+        compose(problem("w4a16"), caps, (1, 8))
 
 
 def test_devices_that_could_are_named():

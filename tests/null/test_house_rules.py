@@ -215,6 +215,7 @@ def test_env_declares_what_it_reads() -> None:
 
 def _prose() -> list[Path]:
     top = [p for p in ROOT.iterdir() if p.is_file() and p.suffix in TEXT_SUFFIXES]
+    top = [p for p in top if p.name != ".git"]  # a file in a worktree
     return [p for p in (*top, *_files(ALL_FOLDERS, *TEXT_SUFFIXES)) if "results" not in p.parts]
 
 

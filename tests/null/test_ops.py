@@ -8,6 +8,7 @@ import humming
 from humming import ops, plugins
 from humming.errors import UnsupportedError
 from humming.packing import PackedWeight
+from humming.quantized import same_bits
 
 N, K = 48, 136
 
@@ -93,6 +94,57 @@ def test_refuses(
 def test_rows_of_out_may_be_apart(fake_weight: PackedWeight) -> None:
     out = _x(5, 2 * N)[:, :N]
     assert humming.matmul(_x(5, K), fake_weight, out=out) is out
+
+
+def _parts(weight: PackedWeight) -> dict[str, torch.Tensor]:
+    """Activations, a bias and the tensors of a weight, of which out may be a view."""
+    bias = torch.randn(N, dtype=torch.bfloat16)
+    return {"x": torch.randn(1, K, dtype=torch.bfloat16), "bias": bias, **weight.tensors()}
+
+
+@pytest.mark.parametrize("device", [None, "sim:t4"])
+@pytest.mark.parametrize("name", ["x", "bias", "codes", "scales", "zeros", "second_scale"])
+def test_out_in_memory_that_is_read_is_refused(name: str, device: str | None) -> None:
+    weight = humming.pack(humming.quantize(torch.randn(N, K), "uint4_g32_zp_s2channel"))
+    parts = _parts(weight)
+    x, bias = parts["x"], parts["bias"]
+    kept = parts[name].clone()
+    out = parts[name].view(torch.bfloat16).flatten()[-N:].unsqueeze(0)
+    with pytest.raises(UnsupportedError, match=f"shares memory with {name}.*of its own"):
+        humming.matmul(x, weight, bias, out=out, device=device)
+    assert same_bits(parts[name], kept), "nothing was written"
+
+
+@pytest.mark.parametrize("shift", [0, 2, N, K - 8, K - 1])
+def test_out_in_columns_that_are_read_is_refused(weight: PackedWeight, shift: int) -> None:
+    buffer = torch.randn(5, K + N, dtype=torch.bfloat16)
+    x, out = buffer[:, :K], buffer[:, shift : shift + N]
+    with pytest.raises(UnsupportedError, match="shares memory with x"):
+        humming.matmul(x, weight, out=out)
+    with pytest.raises(UnsupportedError, match="shares memory with x"):
+        humming.matmul(x[1:], weight, out=out[:-1])
+
+
+@pytest.mark.parametrize("x_first", [True, False])
+def test_out_beside_the_activations_of_one_buffer_is_fine(
+    weight: PackedWeight, x_first: bool
+) -> None:
+    buffer = torch.randn(5, K + N, dtype=torch.bfloat16)
+    x, out = (buffer[:, :K], buffer[:, K:]) if x_first else (buffer[:, N:], buffer[:, :N])
+    kept, expected = x.clone(), humming.matmul(x.clone(), weight, device="sim:a100_80gb")
+    humming.matmul(x, weight, out=out, device="sim:a100_80gb")
+    assert torch.equal(out, expected)
+    assert torch.equal(x, kept)
+
+
+def test_without_out_no_memory_is_compared(
+    weight: PackedWeight, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compared(*_: object) -> None:
+        raise AssertionError("costs time in each call")
+
+    monkeypatch.setattr(ops, "_check_apart", compared)
+    humming.matmul(torch.randn(2, K, dtype=torch.bfloat16), weight)
 
 
 def test_weight_elsewhere_is_refused(weight: PackedWeight) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from humming import dtypes, problem
 from humming.errors import UnsupportedError
 from humming.formats import ActivationSpec, WeightSpec
-from humming.problem import GemmProblem
+from humming.problem import LARGEST_SIZE, GemmProblem
 
 SHORTHAND = {
     "w4a16": "int4_g128 x fp16",
@@ -178,6 +178,12 @@ def test_text_is_refused(text: str, message: str) -> None:
         ({"n": 16.0}, "n is no whole number"),
         ({"k": None}, "k is no whole number"),
         ({"experts": -1}, "experts is less than 0"),
+        ({"n": LARGEST_SIZE + 1}, f"n={LARGEST_SIZE + 1}: n is beyond {LARGEST_SIZE}"),
+        ({"k": 2**31}, f"k is beyond {LARGEST_SIZE}, and kernels count in 32 bits"),
+        ({"k": 2**70}, "k is beyond"),
+        ({"weight": WeightSpec("int4", "group", 2**31)}, "a scale's extent is beyond"),
+        ({"weight": WeightSpec("int4", "block", block=(2**31, 16))}, "a scale's extent is beyond"),
+        ({"activation": ActivationSpec("int8", "group", 2**31)}, "a scale's extent is beyond"),
         ({"biass": True}, "no such property.*Did you mean 'bias'"),
         ({"out_dtype": "fp8"}, "output in float8e4m3"),
     ],

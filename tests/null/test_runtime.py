@@ -139,6 +139,19 @@ def test_tokens_beyond_a_launch_are_refused(fake: FakeRuntime) -> None:
     assert fake.launches[0][0][1] == 65535
 
 
+def test_tiles_that_no_launch_can_number_are_refused(fake: FakeRuntime) -> None:
+    plan = _plan()
+    rows = (1 << 16) * plan.tile.block_n
+    kernel = Kernel(replace(plan, problem=replace(PROBLEM, n=rows)), 0, _compiled())
+    _, operands, out = _tensors(1)
+    x = torch.empty(1, PROBLEM.k, dtype=torch.bfloat16).expand(16 * 32767 + 1, -1)
+    with pytest.raises(UnsupportedError, match=r"524273 tokens.*at most 524272"):
+        kernel.launch(x, operands, out, 0)
+    kernel.launch(x[1:], operands, out, 0)
+    tiles_n, tiles_m, _ = fake.launches[0][0]
+    assert tiles_n * tiles_m < 1 << 31 <= tiles_n * (tiles_m + 1)
+
+
 @pytest.mark.parametrize("pointer", ["x", "codes", "scales", "zeros"])
 def test_misaligned_operands_are_refused(pointer: str, fake: FakeRuntime) -> None:
     x, operands, out = _tensors(1)

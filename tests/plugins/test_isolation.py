@@ -6,11 +6,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from humming.errors import CompileError, PluginError, UnsupportedError
-from humming.hookspecs import PresentDevice, hookimpl
+from humming import composer, plugins, runtime
+from humming.capability import DeviceCapabilities
+from humming.compiler import CompiledKernel, compile_source
+from humming.components import Component
+from humming.errors import CompileError, HummingError, PluginError, UnsupportedError
+from humming.hookspecs import Image, PresentDevice, hookimpl
 from humming.plugins import PluginSet
+from humming.problem import GemmProblem
 
 ROW = {
     "title": "Card",
@@ -72,7 +79,7 @@ def plugin_with(hook: str, result: Any) -> Any:
     """A plugin with one hook, which returns a value or raises it."""
 
     def implementation(self: Any) -> Any:
-        if isinstance(result, Exception):
+        if isinstance(result, BaseException):
             raise result
         return result
 
@@ -193,6 +200,22 @@ WRONG = {
     "probe-texts": ("humming_probe", ["card"], "with 'card' of type str"),
 }
 
+MISTYPED = [
+    {"index": "0"},
+    {"index": None},
+    {"index": -2},
+    {"driver_name": b"Card"},
+    {"driver_name": None},
+    {"row": None},
+    {"sms": "10"},
+    {"sms": 10.5},
+    {"l2_bytes": "1 MiB"},
+    {"memory_bytes": 8e9},
+    {"plugin": 7},
+    {"notes": "a note"},
+    {"notes": (1, 2)},
+]
+
 
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_result_is_reported(case: str) -> None:
@@ -204,13 +227,48 @@ def test_wrong_result_is_reported(case: str) -> None:
     assert_sound_one_works(plugins)
 
 
+@pytest.mark.parametrize("field", MISTYPED, ids=str)
+def test_present_device_with_a_field_of_another_type_is_reported(field: dict[str, Any]) -> None:
+    class Guest:
+        @hookimpl
+        def humming_probe(self) -> Any:
+            return [PresentDevice(**{"index": 3, "driver_name": "Card"} | field)]
+
+    plugins = beside(Guest())
+    (name,) = field
+    told = f"plugin guest: humming_probe: PresentDevice: {name} = {field[name]!r} is "
+    assert problem_of(plugins).startswith(told)
+    assert_sound_one_works(plugins)
+
+
+def test_numbers_of_a_driver_need_not_be_pythons_own() -> None:
+    device = PresentDevice(np.int32(1), "Card", sms=np.int64(10))  # type: ignore[arg-type]
+    assert (type(device.index), type(device.sms)) == (int, int)
+
+
+@pytest.mark.parametrize("field", ["slot", "serves", "header", "struct"])
+@pytest.mark.parametrize("value", [7, ["mma"], None], ids=str)
+def test_component_with_a_field_of_another_type_is_reported(field: str, value: Any) -> None:
+    class Guest:
+        @hookimpl
+        def humming_components(self) -> Any:
+            sound = ("mover", "plain", "humming/acme/mover.cuh", "acme::Mover")
+            named = dict(zip(("slot", "serves", "header", "struct"), sound, strict=True))
+            return [Component(**named | {field: value})]
+
+    plugins = beside(Guest())
+    assert f"humming_components: component: {field} = {value!r} is no text" in problem_of(plugins)
+    assert_sound_one_works(plugins)
+
+
 @pytest.mark.parametrize(
     "hook",
     ["humming_matrix", "humming_components", "humming_include_dirs", "humming_probe"],
 )
-def test_hook_that_raises_is_reported(hook: str) -> None:
-    plugins = beside(plugin_with(hook, ZeroDivisionError("by zero")))
-    assert problem_of(plugins) == f"plugin guest: {hook}: ZeroDivisionError: by zero"
+@pytest.mark.parametrize("kind", [ZeroDivisionError, SystemExit])
+def test_hook_that_raises_is_reported(hook: str, kind: type[BaseException]) -> None:
+    plugins = beside(plugin_with(hook, kind("by zero")))
+    assert problem_of(plugins) == f"plugin guest: {hook}: {kind.__name__}: by zero"
     assert_sound_one_works(plugins)
 
 
@@ -362,6 +420,175 @@ def test_errors_that_speak_for_themselves_are_passed_on() -> None:
     plugins = PluginSet.of_modules(guest=_owner("humming_compiler", CompileError("no SDK")))
     with pytest.raises(CompileError, match="no SDK"):
         plugins.compiler_for(plugins.capabilities("card"))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [42, CompileError("no SDK"), UnsupportedError("a", "b", "C."), SystemExit(3)],
+    ids=repr,
+)
+@pytest.mark.parametrize("hook", ["humming_compiler", "humming_runtime"])
+def test_stranger_that_answers_wrongly_does_not_hinder_another(hook: str, answer: Any) -> None:
+    plugins = PluginSet.of_modules(
+        rows=plugin_with("humming_matrix", MATRIX),
+        aaa=plugin_with(hook, answer),
+        tools=plugin_with(hook, TOOL),
+    )
+    ask = plugins.compiler_for if hook == "humming_compiler" else plugins.runtime_for
+    assert ask(plugins.capabilities("card")) is TOOL
+    assert problem_of(plugins, "aaa").startswith(f"plugin aaa: {hook}: ")
+
+
+def test_failure_of_the_only_one_to_answer_is_told() -> None:
+    plugins = PluginSet.of_modules(
+        rows=plugin_with("humming_matrix", MATRIX), aaa=plugin_with("humming_runtime", 42)
+    )
+    with pytest.raises(PluginError, match=r"no plugin answers for card.*plugin aaa:.*returned 42"):
+        plugins.runtime_for(plugins.capabilities("card"))
+
+
+# -- compilers and runtimes at work ----------------------------------------------------------------
+
+SOURCE = 'extern "C" __global__ void kernel() {}\n'
+IMAGE = Image("cubin", b"\x7fELF")
+
+
+def raises(error: BaseException) -> Callable[..., Any]:
+    def method(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return method
+
+
+def tool(**parts: Any) -> Any:
+    """A compiler and runtime in order but for some parts; an exception stands for raising it."""
+
+    class Tool:
+        name, version = "t", (1, 0)
+
+        def options(self, caps: Any) -> Any:
+            return ()
+
+        def compile(self, *_: Any) -> Any:
+            return IMAGE
+
+        def load(self, *_: Any) -> Any:
+            return self
+
+        def launch(self, *_: Any, **__: Any) -> None:
+            return None
+
+        def allocate(self, *_: Any) -> int:
+            return 1 << 20
+
+    for name, part in parts.items():
+        wrong = part if not isinstance(part, BaseException) else raises(part)
+        if isinstance(part, BaseException) and name in ("name", "version"):
+            wrong = property(raises(part))
+        setattr(Tool, name, wrong)
+    return Tool()
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], DeviceCapabilities]:
+    """Puts a compiler and runtime of a plugin in place, and the card that they are for."""
+
+    def put(made: Any) -> DeviceCapabilities:
+        class Guest(Sound):
+            @hookimpl
+            def humming_compiler(self, device: Any) -> Any:
+                return made
+
+            @hookimpl
+            def humming_runtime(self, device: Any) -> Any:
+                return made
+
+        found = PluginSet({"acme": ("humming-acme 0.3", Guest)})
+        monkeypatch.setattr(plugins, "installed", lambda: found)
+        return found.capabilities("card")
+
+    return put
+
+
+BROKEN_COMPILERS = {
+    "name-raises": ({"name": OSError("gone")}, "OSError: gone"),
+    "name-number": ({"name": 7}, "the compiler's name = 7 is no text"),
+    "version-raises": ({"version": KeyError("v")}, "KeyError: 'v'"),
+    "version-text": ({"version": "13.0"}, "version = '13.0' is no (major, minor)"),
+    "version-texts": ({"version": ("13", "0")}, "is no (major, minor)"),
+    "options-raises": ({"options": SystemExit(2)}, "SystemExit: 2"),
+    "options-text": ({"options": lambda self, caps: "-O3"}, "options are '-O3', no tuple"),
+    "compile-raises": ({"compile": ZeroDivisionError("by zero")}, "ZeroDivisionError: by zero"),
+    "compile-bytes": ({"compile": lambda *_: b"ELF"}, "compile returned b'ELF' of type bytes"),
+    "image-text": ({"compile": lambda *_: Image("ptx", "text")}, "its data is of type str, not"),
+    "image-log": ({"compile": lambda *_: Image("ptx", b"", None)}, "its log is of type NoneType"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN_COMPILERS)
+def test_compiler_that_breaks_is_named(case: str, install: Any) -> None:
+    parts, told = BROKEN_COMPILERS[case]
+    caps = install(tool(**parts))
+    with pytest.raises(PluginError) as error:
+        compile_source(SOURCE, "kernel", caps, cache=False)
+    assert str(error.value).startswith("plugin acme (humming-acme 0.3): humming_compiler: ")
+    assert told in str(error.value)
+
+
+def test_compiler_in_order_compiles(install: Any) -> None:
+    assert compile_source(SOURCE, "kernel", install(tool()), cache=False).image == IMAGE
+
+
+def test_compile_error_of_a_plugin_is_passed_on(install: Any) -> None:
+    mistake = CompileError("no such thing", SOURCE, ("-O3",), "line 1: told so")
+    caps = install(tool(compile=mistake))
+    with pytest.raises(CompileError) as error:
+        compile_source(SOURCE, "kernel", caps, cache=False)
+    assert error.value is mistake
+
+
+BROKEN_RUNTIMES = {
+    "load-raises": ({"load": ZeroDivisionError("by zero")}, "ZeroDivisionError: by zero"),
+    "load-exits": ({"load": SystemExit(2)}, "SystemExit: 2"),
+    "load-number": ({"load": lambda *_: 42}, "load returned 42, which has no launch"),
+    "launch-raises": ({"launch": KeyError("grid")}, "KeyError: 'grid'"),
+    "allocate-raises": ({"allocate": OSError("bus")}, "OSError: bus"),
+    "allocate-text": ({"allocate": lambda *_: "here"}, "ValueError: invalid literal for int"),
+}
+
+
+def launched(caps: DeviceCapabilities) -> None:
+    """A product of one token by a kernel with split K, so that every part of a runtime is used."""
+    plan = composer.compose(GemmProblem.parse("int4_g64 x fp16", 64, 64), caps, (1, 8))
+    plan = replace(plan, tile=replace(plan.tile, split_k=2))
+    operands = runtime.Operands(*(torch.zeros(16) for _ in range(5)))
+    x, out = torch.zeros(1, 64, dtype=torch.float16), torch.zeros(1, 64, dtype=torch.float16)
+    compiled = CompiledKernel(IMAGE, "kernel", "0" * 64, "acme 1.0", 0.0, False)
+    runtime.Kernel(plan, -1, compiled).launch(x, operands, out, 0)
+
+
+@pytest.mark.parametrize("case", BROKEN_RUNTIMES)
+def test_runtime_that_breaks_is_named(
+    case: str, install: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "_devices", {})
+    parts, told = BROKEN_RUNTIMES[case]
+    caps = install(tool(**parts))
+    with pytest.raises(PluginError) as error:
+        launched(caps)
+    assert str(error.value).startswith("plugin acme (humming-acme 0.3): humming_runtime: ")
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize("error", [MemoryError("none left"), HummingError("refused")], ids=repr)
+def test_errors_of_a_runtime_that_say_what_they_are_pass(
+    error: Exception, install: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for part in ("load", "launch"):
+        monkeypatch.setattr(runtime, "_devices", {})
+        with pytest.raises(type(error)) as raised:
+            launched(install(tool(**{part: error})))
+        assert raised.value is error
 
 
 # -- rows ------------------------------------------------------------------------------------------

@@ -171,3 +171,37 @@ def test_default_is_the_first_device_that_somebody_claims(
 ) -> None:
     show.cards = [Card("ACME X1"), H200]
     assert bundled.capabilities().name == "h200"
+
+
+@pytest.fixture
+def simulator() -> PluginSet:
+    """The rows and the simulator, in a set of their own."""
+    installed = PluginSet.of_environment().manager
+    names = ("nvidia", "simulator")
+    return PluginSet.of_modules(**{name: installed.get_plugin(name) for name in names})
+
+
+@pytest.mark.parametrize(
+    ("text", "row"),
+    [
+        ("t4", "t4"),
+        ("sim:t4", "t4"),
+        (" SIM:B300 ", "b300"),
+        ("a100", "a100_80gb"),
+        ("sim:a100", "a100_80gb"),
+        ("", "a100_80gb"),
+    ],
+)
+def test_simulated_device_is_named_as_a_row_or_as_its_simulation(
+    text: str, row: str, simulator: PluginSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUMMING_SIMULATE", text)
+    assert simulator.capabilities(-1).name == f"sim:{row}"
+
+
+def test_simulated_device_without_a_row_names_the_variable(
+    simulator: PluginSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUMMING_SIMULATE", "sim:h30")
+    with pytest.raises(UnsupportedError, match=r"'sim:h30'.*sim:h20.*HUMMING_SIMULATE"):
+        simulator.capabilities(-1)
