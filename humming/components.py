@@ -27,9 +27,9 @@ class Component:
             schedulers.
         header: `humming/mma/sync_m16n8k16.cuh`, found in an include folder.
         struct: the C++ type, which may hold template arguments:
-            `humming::MmaSync16816<humming::Bf16>`. A dequantizer's are among Order, Code, kFold and
-            kZeroPoint, which the composed source defines; in those of tokens `{operand_bits}` stands
-            for the operand's width.
+            `humming::MmaSync16816<humming::Bf16>`. A dequantizer's are among Order, Code, kFold
+            and kZeroPoint, which the composed source defines; in those of tokens `{operand_bits}`
+            stands for the operand's width.
 
     Raises:
         PluginError: a field is not of this form.
@@ -81,9 +81,7 @@ def _mma_sync() -> Iterator[Component]:
         yield Component("mma", f"mma_sync:{key}", f"humming/mma/{header}.cuh", f"humming::{struct}")
 
 
-def _integer_mma(
-    wide: str, narrow: str, types: tuple[str, str]
-) -> Iterator[tuple[str, str, str]]:
+def _integer_mma(wide: str, narrow: str, types: tuple[str, str]) -> Iterator[tuple[str, str, str]]:
     for a, b in product(types, types):
         pair = f"<humming::{_INTEGERS[a]}, humming::{_INTEGERS[b]}>"
         yield f"{wide}:{a}:{b}:int32", "sync_integer", f"MmaSyncInteger{pair}"

@@ -155,7 +155,7 @@ def _options(
     at: int,
     registry: Registry,
 ) -> tuple[list[Ready], list[Missing], list[Rejection]]:
-    """Lowerings that can be built, each with its best tile; that lack something; that no tile fits."""
+    """Lowerings that can be built, each with its best tile; that lack parts; that no tile fits."""
     ready: list[Ready] = []
     missing: list[Missing] = []
     unfit: list[Rejection] = []

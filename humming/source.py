@@ -135,42 +135,56 @@ def compose_source(
 
 
 def _weights(problem: GemmProblem, lowering: Lowering, struct: str) -> list[str]:
-    """How codes of weights lie, what they are, and what makes operands of them."""
     weight = problem.weight
     order = device_struct(weight.dtype.bits, lowering.operand_bits, "Order")
-    return [
-        "namespace weights {",
-        "// (plane, register) -> word and bit of a lane's codes",
-        order,
+    return dequantizer(
+        "weights",
+        f"// (plane, register) -> word and bit of a lane's codes\n{order}",
+        weight.dtype,
+        struct,
         # What is left out is put back by scales that meet sums in float.
-        *_dequant(weight.dtype, lowering.folds and lowering.scale_site != OPERAND),
-        f"[[maybe_unused]] constexpr bool kZeroPoint = {_bool(weight.zero_point == 'integer')};",
-        f"using Dequant = {struct};",
-        "}  // namespace weights",
-        "",
-    ]
+        fold=lowering.folds and lowering.scale_site != OPERAND,
+        zero_point=weight.zero_point == "integer",
+    )
 
 
 def _tokens(problem: GemmProblem, lowering: Lowering, struct: str) -> list[str]:
-    """The same of activations that are made wider."""
     dtype = problem.activation.dtype
-    return [
-        "namespace tokens {",
-        f"using Order = humming::BottomOrder<{dtype.bits}, {lowering.operand_bits}>;",
-        *_dequant(dtype, lowering.folds),
-        "[[maybe_unused]] constexpr bool kZeroPoint = false;",
-        f"using Dequant = {struct};",
-        "}  // namespace tokens",
-        "",
-    ]
+    order = f"using Order = humming::BottomOrder<{dtype.bits}, {lowering.operand_bits}>;"
+    return dequantizer("tokens", order, dtype, struct, fold=lowering.folds)
 
 
-def _dequant(dtype: DataType, fold: bool) -> list[str]:
-    """What the arguments of a component of slot dequant stand for."""
+def dequantizer(
+    namespace: str,
+    order: str,
+    dtype: DataType,
+    struct: str,
+    *,
+    fold: bool = False,
+    zero_point: bool = False,
+) -> list[str]:
+    """A namespace with a component of slot dequant, `Dequant`, and all that it may refer to.
+
+    Args:
+        namespace: its name.
+        order: definition of `Order`, how the codes lie.
+        dtype: type of the codes.
+        struct: the component's type.
+        fold: whether powers of two may be left out of operands.
+        zero_point: whether the codes have integer zero points.
+
+    Returns:
+        Lines of CUDA source.
+    """
     return [
+        f"namespace {namespace} {{",
+        order,
         _code_struct(dtype),
-        "// Whether powers of two may be left out of operands.",
         f"[[maybe_unused]] constexpr bool kFold = {_bool(fold)};",
+        f"[[maybe_unused]] constexpr bool kZeroPoint = {_bool(zero_point)};",
+        f"using Dequant = {struct};",
+        f"}}  // namespace {namespace}",
+        "",
     ]
 
 

@@ -44,8 +44,8 @@ struct DequantFloat16 : PairOperand<Type> {
     const u32 magnitude = moved<kMagnitudeAt - kAt>(code) & kMagnitude;
     u32 placed = ptx::and_xor(moved<16 - kBits - kAt>(code), both_halves(0x8000), magnitude);
     if constexpr (Code::kSpecials != Specials::kNone && kFill != 0) {
-      constexpr int kLast = kMagnitudeAt + (Code::kSpecials == Specials::kIeee ? Code::kMantissaBits
-                                                                               : 0);
+      constexpr int kLast =
+          kMagnitudeAt + (Code::kSpecials == Specials::kIeee ? Code::kMantissaBits : 0);
       const u32 carried = magnitude + both_halves(1u << kLast);
       if constexpr (kFill == 1) {
         placed = ptx::and_xor(carried, both_halves(1u << kTop), placed);

@@ -58,8 +58,8 @@ struct DequantInteger16 : PairOperand<Type> {
       return split_value<kRegister>(words, row);
     } else {
       constexpr int kAt = kHighPlace ? Order::kBit[0][kRegister] & 4 : 0;
-      const u32 held = Codes<Order>::template take<kRegister, kAt>(
-          words, kMagic ^ both_halves(kSignBit << kAt));
+      const u32 held =
+          Codes<Order>::template take<kRegister, kAt>(words, kMagic ^ both_halves(kSignBit << kAt));
       if constexpr (kAt == 0) {
         return Pairs<Type>::add(held, row.low);
       } else {

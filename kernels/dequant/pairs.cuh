@@ -25,8 +25,12 @@ template <>
 struct Pairs<Bf16> {
   static constexpr int kMantissaBits = 7, kBias = 127;
   static __device__ u32 add(u32 a, u32 b) { return ptx::fma_bf16x2(a, both_halves(0x3f80), b); }
-  static __device__ u32 subtract(u32 a, u32 b) { return ptx::fma_bf16x2(b, both_halves(0xbf80), a); }
-  static __device__ u32 multiply(u32 a, u32 b) { return ptx::fma_bf16x2(a, b, both_halves(0x8000)); }
+  static __device__ u32 subtract(u32 a, u32 b) {
+    return ptx::fma_bf16x2(b, both_halves(0xbf80), a);
+  }
+  static __device__ u32 multiply(u32 a, u32 b) {
+    return ptx::fma_bf16x2(a, b, both_halves(0x8000));
+  }
   static __device__ u32 fma(u32 a, u32 b, u32 c) { return ptx::fma_bf16x2(a, b, c); }
 };
 

@@ -77,12 +77,11 @@ struct TileEpilogue {
 
  private:
   // (lane, block, tile, i) -> row 16 * block + g + 8 * (i >> 1), token 8 * tile + 2t + (i & 1)
-  static __device__ void stage(Sum* staged, int pass,
-                               const typename Mainloop::Accumulators& acc) {
+  static __device__ void stage(Sum* staged, int pass, const typename Mainloop::Accumulators& acc) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int warp_n = warp % C::kWarpsN, warp_k = warp / C::kWarpsN;
     Sum* to = staged + warp_k * kTokens * kPitch + warp_n * Mainloop::kRowBlocks * 16 + lane / 4 +
-                lane % 4 * 2 * kPitch;
+              lane % 4 * 2 * kPitch;
 #pragma unroll
     for (int tile = 0; tile < Mainloop::kTokenTiles; ++tile) {
       const int inside = tile - pass * (kTokens / 8);
@@ -110,7 +109,8 @@ struct TileEpilogue {
   }
 
   // Applies what is per row and per token, and stores four rows of one token.
-  static __device__ void finish(const GemmParams& p, int token, int row, const Sum (&sum)[kVector]) {
+  static __device__ void finish(const GemmParams& p, int token, int row,
+                                const Sum (&sum)[kVector]) {
     using Out = typename C::Out::Storage;
     Out* to = static_cast<Out*>(p.out) + i64(token) * p.out_stride + row;
     const auto* scales = static_cast<const typename C::Scale::Storage*>(p.scales);

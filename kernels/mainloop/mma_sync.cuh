@@ -434,8 +434,7 @@ struct MmaSyncMainloop {
     }
     const int first_step = warp_k * kWarpSteps;
     const u32 x_offset = kCodesSize + kScalesSize + kZerosSize +
-                         C::Tokens::lane_offset(lane, kXPitch) +
-                         first_step * kStepK * kXBits / 8;
+                         C::Tokens::lane_offset(lane, kXPitch) + first_step * kStepK * kXBits / 8;
     int slot = 0;
     for (int at = begin; at < end; ++at) {
       C::Mover::template wait<C::kStages - 2>();

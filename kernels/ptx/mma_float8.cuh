@@ -9,14 +9,13 @@ namespace humming::ptx {
 template <class A, class B>
 __device__ void mma_m16n8k32_f32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1);
 
-#define HUMMING_MMA_FLOAT8(A, B, KIND, TYPES)                                                  \
-  template <>                                                                                  \
-  __device__ inline void mma_m16n8k32_f32<A, B>(float (&d)[4], const u32 (&a)[4], u32 b0,      \
-                                                u32 b1) {                                      \
-    asm volatile("mma.sync.aligned.m16n8k32.row.col" KIND ".f32." TYPES                        \
-                 ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"                  \
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                              \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));              \
+#define HUMMING_MMA_FLOAT8(A, B, KIND, TYPES)                                                      \
+  template <>                                                                                      \
+  __device__ inline void mma_m16n8k32_f32<A, B>(float (&d)[4], const u32(&a)[4], u32 b0, u32 b1) { \
+    asm volatile("mma.sync.aligned.m16n8k32.row.col" KIND ".f32." TYPES                            \
+                 ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"                      \
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                  \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                  \
   }
 
 HUMMING_MMA_FLOAT8(E4m3, E4m3, "", "e4m3.e4m3")

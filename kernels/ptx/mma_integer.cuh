@@ -16,20 +16,19 @@ __device__ void mma_m16_integer(int (&d)[4], const u32 (&a)[4], u32 b0, u32 b1);
 template <class A, class B>
 __device__ void mma_m8_integer(int& d0, int& d1, u32 a, u32 b);
 
-#define HUMMING_MMA_INTEGER(A, B, M16, M8, TYPES)                                              \
-  template <>                                                                                  \
-  __device__ inline void mma_m16_integer<A, B>(int (&d)[4], const u32 (&a)[4], u32 b0,         \
-                                               u32 b1) {                                       \
-    asm volatile("mma.sync.aligned." M16 ".row.col.s32." TYPES                                 \
-                 ".s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"                  \
-                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])                              \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));              \
-  }                                                                                            \
-  template <>                                                                                  \
-  __device__ inline void mma_m8_integer<A, B>(int& d0, int& d1, u32 a, u32 b) {                \
+#define HUMMING_MMA_INTEGER(A, B, M16, M8, TYPES)                                                  \
+  template <>                                                                                      \
+  __device__ inline void mma_m16_integer<A, B>(int (&d)[4], const u32(&a)[4], u32 b0, u32 b1) {    \
+    asm volatile("mma.sync.aligned." M16 ".row.col.s32." TYPES                                     \
+                 ".s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"                      \
+                 : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])                                  \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                  \
+  }                                                                                                \
+  template <>                                                                                      \
+  __device__ inline void mma_m8_integer<A, B>(int& d0, int& d1, u32 a, u32 b) {                    \
     asm volatile("mma.sync.aligned." M8 ".row.col.s32." TYPES ".s32 {%0,%1}, {%2}, {%3}, {%0,%1};" \
-                 : "+r"(d0), "+r"(d1)                                                          \
-                 : "r"(a), "r"(b));                                                            \
+                 : "+r"(d0), "+r"(d1)                                                              \
+                 : "r"(a), "r"(b));                                                                \
   }
 
 HUMMING_MMA_INTEGER(S8, S8, "m16n8k32", "m8n8k16", "s8.s8")
