@@ -77,6 +77,7 @@ def error_bound(
     split_k: int = 1,
     operand_roundings: int = 0,
     folded_offset: bool = False,
+    x_sizes: torch.Tensor | None = None,
     certain: bool = True,
 ) -> torch.Tensor:
     """How far each output of a correct kernel may lie from `matmul` without a bug.
@@ -95,7 +96,8 @@ def error_bound(
     - u_acc = 2**-23, not 2**-24, since tensor cores truncate (Fasi, Higham, Mikaitis, Pranesh,
       Numerical behavior of NVIDIA tensor cores, PeerJ CS 7:e330, 2021); 2**-10 where the problem
       permits float16 accumulation.
-    - r = `operand_roundings`, u_op = `unit_roundoff` of the activations' type.
+    - r = `operand_roundings`, u_op = `unit_roundoff` of the operands' type: the activations', or
+      float16 where those are narrow.
     - u_out = `unit_roundoff` of the output type and h_out half its smallest subnormal; h is what
       subnormal operands lose. Where y may exceed the largest number of the output type the
       bound is infinite.
@@ -108,7 +110,8 @@ def error_bound(
 
     Args:
         problem: its weight, out_dtype, activation and fp16_accumulation are read.
-        x: the very activations given to the kernel, [..., K], float16 or bfloat16.
+        x: the very activations given to the kernel, [..., K]: float16 or bfloat16, or, for
+            quantized ones, the numbers that their codes and scales stand for, in float64.
         weight: quantized [N, K].
         bias: [N], or None.
         split_k: in how many parts K is summed up separately.
@@ -117,20 +120,25 @@ def error_bound(
             first, 2 where the scale is also rounded to that type before.
         folded_offset: a zero point, or the offset that makes signed codes unsigned, is
             subtracted after the product; S then holds |code| + |offset| instead of |code - offset|.
+        x_sizes: what stands for |x| in S where the zero points of activations are subtracted
+            after the product: (|code| + |zero point|) times the scale, float64 [..., K].
         certain: False for the probabilistic bound.
 
     Returns:
         float64 [..., N], not negative.
 
     Raises:
-        UnsupportedError: the activations have other than 16 bits, or the parts do not fit.
+        UnsupportedError: the activations have another dtype, or the parts do not fit.
     """
     _check_bounded(problem, x, weight)
-    exact, sizes = matmul(x, weight, bias), x.to(torch.float64).abs()
+    exact = matmul(x, weight, bias)
+    sizes = x.to(torch.float64).abs() if x_sizes is None else x_sizes
     total = sizes @ _magnitudes(weight, folded_offset).T
     if bias is not None:
         total = total + bias.to(torch.float64).abs()
     k, operand = weight.shape[1], problem.activation.dtype
+    if operand.is_narrow:
+        operand = float16  # what narrow activations are made wider to, if they are rounded at all
     half = problem.fp16_accumulation
     roundoff = _HALF_ACCUMULATION_ROUNDOFF if half else _ACCUMULATION_ROUNDOFF
     relative = _gamma(k + math.ceil(k / 4) + split_k + 4, roundoff, certain)
@@ -170,9 +178,14 @@ def _codes_less_zeros(weight: QuantizedWeight) -> torch.Tensor:
     return codes if weight.zeros is None else codes - _per_value(weight, weight.zeros)
 
 
+def dequantize_scales(weight: QuantizedWeight) -> torch.Tensor:
+    """The scale of each weight without the second one, float64 [N, K]."""
+    return _per_value(weight, decode_scales(weight.scales, weight.spec.scale_dtype))
+
+
 def _scales(weight: QuantizedWeight) -> torch.Tensor:
     """The factor of each weight, [N, K]."""
-    scales = _per_value(weight, decode_scales(weight.scales, weight.spec.scale_dtype))
+    scales = dequantize_scales(weight)
     if weight.second_scale is None:
         return scales
     return scales * weight.second_scale.to(torch.float64)
@@ -250,21 +263,17 @@ def _check_bounded(problem: GemmProblem, x: torch.Tensor, weight: QuantizedWeigh
     how = "Pass the GemmProblem that the kernel computes."
     check_type("an error bound", "the problem", problem, GemmProblem, how)
     _check_operands(x, weight, None)
-    if problem.activation.dtype.is_narrow:
-        raise UnsupportedError(
-            f"an error bound of {problem.name}",
-            "bounds are known for activations of 16 bits",
-            "Use float16 or bfloat16 activations.",
-        )
     if (problem.n, problem.k) != weight.shape:
         raise UnsupportedError(
             f"an error bound of {problem.name}, n={problem.n}, k={problem.k}",
             f"the weight has shape {list(weight.shape)}",
             "Pass the weight of this problem.",
         )
-    if DataType.parse(x.dtype) != problem.activation.dtype:
+    given = problem.activation.dtype
+    if x.dtype != (torch.float64 if given.is_narrow else getattr(torch, given.name)):
+        wanted = "the numbers of the codes, in float64" if given.is_narrow else str(given)
         raise UnsupportedError(
             f"an error bound of {problem.name} with {x.dtype} activations",
             "the bound is that for the activations which the kernel gets",
-            f"Convert them to {problem.activation.dtype} first.",
+            f"Pass {wanted}.",
         )

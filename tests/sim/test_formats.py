@@ -1,0 +1,79 @@
+"""Weights x activations x scales x devices, sampled: every kernel against the float64 reference."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from products import random_product
+
+import humming
+from humming import plugins
+from humming.errors import UnsupportedError
+from humming.problem import GemmProblem
+from humming.runtime import Kernel
+
+# One device of each set of warp-level instructions.
+DEVICES = ("t4", "a100_80gb", "l40s", "h200", "rtx5090", "zw810e")
+CODES = (
+    *(f"int{bits}" for bits in range(1, 9)),
+    *(f"uint{bits}" for bits in range(1, 9)),
+    *("float4e2m1", "float6e2m3", "float6e3m2", "float8e4m3", "float8e5m2", "float8e3m4"),
+    *("float4e0m3", "float8e0m7", "float5e3m1", "float7e2m4", "float3e1m1"),
+)
+GRANULARITIES = ("_tensor", "", "_g16", "_g32", "_g64", "_g128", "_block128", "_block64x32")
+SCALES = ("_sfp32", "_sfp16", "_sbf16", "_se4m3", "_sue8m0")
+ACTIVATIONS = (
+    *("fp16", "bf16", "int8", "int8_tensor", "int8_asym", "int8_g128", "int4", "int4_g64"),
+    *("fp8", "fp8_tensor", "fp8_g128", "float8e5m2", "mxfp8", "mxfp4", "nvfp4"),
+)
+
+
+@st.composite
+def products(draw: st.DrawFn) -> tuple[str, str, int, int, int, bool, str]:
+    """Device, formats and sizes of a product."""
+    code = draw(st.sampled_from(CODES))
+    weight = code + draw(st.sampled_from(GRANULARITIES)) + draw(st.sampled_from(SCALES))
+    if code.startswith("uint") and draw(st.booleans()):
+        weight += "_zp"
+    if draw(st.integers(0, 3)) == 0:
+        weight += "_s2tensor" if "_tensor" not in weight else "_s2channel"
+    activation = draw(st.sampled_from(ACTIVATIONS))
+    sizes = draw(st.integers(1, 40)), draw(st.integers(1, 100)), draw(st.integers(1, 300))
+    out = draw(st.sampled_from(["float32", "bfloat16", "float16"]))
+    device = draw(st.sampled_from(DEVICES))
+    return device, f"{weight} x {activation} -> {out}", *sizes, draw(st.booleans()), out
+
+
+def check(device: str, name: str, m: int, n: int, k: int, bias: bool) -> bool:
+    """Whether the device has a kernel, which then must be right."""
+    caps = plugins.capabilities(f"sim:{device}")
+    problem = GemmProblem.parse(name, n, k, bias=bias)
+    try:
+        product = random_product(problem, caps, m)
+    except UnsupportedError as error:
+        assert "no instruction" in error.why or "no tile" in error.why, error
+        return False
+    out = torch.full((m, n), torch.nan, dtype=getattr(torch, problem.out_dtype.name))
+    tokens = product.tokens
+    Kernel(product.plan, -1).launch(tokens.x, product.operands, out, 0, tokens.scales)
+    assert product.excess(out) <= 0, (product.plan.lowering.name, product.plan.tile)
+    return True
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(products())
+@example(("t4", "int4 x int8 -> float32", 7, 40, 200, True, "float32"))
+@example(("rtx5090", "mxfp4 x mxfp4 -> float32", 9, 33, 100, False, "float32"))
+def test_random_products(drawn: tuple[str, str, int, int, int, bool, str]) -> None:
+    device, name, m, n, k, bias, _ = drawn
+    check(device, name, m, n, k, bias)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_activation_on_every_kind_of_device(device: str, activation: str) -> None:
+    if (device, activation) == ("t4", "bf16"):
+        with pytest.raises(humming.UnsupportedError):
+            humming.plan("int4 x bf16", device, n=64, k=64)
+        return
+    assert check(device, f"int4_g128 x {activation}", 5, 48, 260, bias=True)
