@@ -68,7 +68,7 @@ class QuantizedActivation:
     second_scale: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
-        check_quantizable_or_static(self.spec)
+        _check_narrow(self.spec)
         (m, k), spec = self.shape, self.spec
         if m < 0 or k < 1:
             raise self._refusal("shape", "is empty", "K is 1 or more, and M 0 or more.")
@@ -145,8 +145,9 @@ def quantize_activation(
 ) -> QuantizedActivation:
     """Quantizes activations in one pass, on the current stream of their device.
 
-    It is one launch without a workspace, works under `torch.compile` and in CUDA graphs, and is
-    for inference. The first call for a format, an input type and a K compiles.
+    It is one launch without a workspace, for inference: in CUDA graphs as well, and `torch.compile`
+    runs it between its graphs. (The operator `torch.ops.humming.quantize_activation` stays in a
+    graph.) The first call for a format, an input type and a K compiles.
 
     Rows are read as they lie if their values are adjacent and one stride leads from each to the
     next: 16 bytes at a time where all of them begin at a multiple of 16 bytes, else value by
@@ -200,6 +201,10 @@ def quantize_activation(
     )
 
 
+# What `torch.compiler.disable` sets; that would import all of torch's compiler, for seconds. A traced
+# graph cannot hold a format, and the result has one.
+quantize_activation._torchdynamo_disable = True  # type: ignore[attr-defined]
+
 FUSED_NONE = "none"
 _NO_GRAD = "Use torch.no_grad()."
 
@@ -246,7 +251,7 @@ class _Quantization:
         stride = rows.stride(0) if m > 1 else 0
         width = rows.element_size()
         starts = rows.data_ptr() | stride * width | (k * width if rows.shape[1] > k else 0)
-        aligned = starts % 16 == 0 and plan.piece % 8 == 0
+        aligned = starts % 16 == 0
         params = _PARAMS.pack(
             rows.data_ptr(),
             *at.values(),
@@ -339,9 +344,9 @@ def _empty(x: torch.Tensor, name: str, fuse: str) -> tuple[torch.Tensor, torch.T
 # -- checks ---------------------------------------------------------------------------------------
 
 
-def check_quantizable_or_static(spec: ActivationSpec) -> None:
-    """Refuses formats without codes."""
-    if not spec.dtype.is_narrow:
+def _check_narrow(spec: ActivationSpec) -> None:
+    """Refuses formats without codes, or with codes that rows do not hold."""
+    if spec.dtype.bits not in (4, 8):
         check_quantizable(spec)
 
 

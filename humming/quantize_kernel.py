@@ -32,7 +32,6 @@ _SCALES = {
     "float16": "ScaleF16",
     "bfloat16": "ScaleBf16",
     "float8e8m0": "ScaleE8m0",
-    "float8e4m3": "ScaleE4m3",
 }
 # Values that a thread handles at a time; so many bytes of float16 are one load.
 _VECTOR, _WARP = 8, 32
@@ -59,6 +58,7 @@ class QuantizeConfig:
         threads: threads of a CTA.
         steps: how many times 8 values a thread keeps; 1 if it keeps none.
         resident: whether values are kept between finding a scale and encoding.
+        vectors: whether pieces are a multiple of 8 values.
     """
 
     spec: ActivationSpec
@@ -70,6 +70,7 @@ class QuantizeConfig:
     threads: int
     steps: int
     resident: bool
+    vectors: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,16 @@ def plan_quantize(
             "Use larger groups, or split the rows.",
         )
     config = QuantizeConfig(
-        spec, source, fuse, scale_of, lanes, item_threads, threads, steps, resident
+        spec,
+        source,
+        fuse,
+        scale_of,
+        lanes,
+        item_threads,
+        threads,
+        steps,
+        resident,
+        vectors=piece % _VECTOR == 0,
     )
     return QuantizePlan(config, k, padded, stride, piece, pieces, groups)
 
@@ -225,11 +235,17 @@ def compose_quantize(config: QuantizeConfig, caps: DeviceCapabilities, registry:
     """The source of a quantizing kernel for a device."""
     spec = config.spec
     encoder = encoder_of(spec.dtype, caps, registry)
-    headers = sorted({"humming/quantize/kernel.cuh", encoder.header})
+    headers = {"humming/quantize/kernel.cuh", encoder.header}
+    if spec.scale_dtype == float8e4m3:
+        scale_encoder = encoder_of(float8e4m3, caps, registry)
+        headers.add(scale_encoder.header)
+        scale = f"humming::ScaleE4m3<{scale_encoder.struct}>"
+    else:
+        scale = f"humming::{_SCALES[spec.scale_dtype.name]}"
     types = {
         "Input": f"humming::{INPUTS[config.source.name]}",
         "Encoder": encoder.struct,
-        "Scale": f"humming::{_SCALES[spec.scale_dtype.name]}",
+        "Scale": scale,
     }
     numbers = {
         "kGroupLanes": config.group_lanes,
@@ -239,13 +255,14 @@ def compose_quantize(config: QuantizeConfig, caps: DeviceCapabilities, registry:
     }
     choices = {
         "kResident": config.resident,
+        "kVectors": config.vectors,
         "kSymmetric": spec.symmetric,
         "kSecondScale": spec.scale_dtype == float8e4m3,
         "kDependentLaunch": caps.supports("griddepcontrol"),
     }
     lines = [
         f"// {config.source} -> {spec.name}, fused: {config.fuse}",
-        *(f"#include <{header}>" for header in headers),
+        *(f"#include <{header}>" for header in sorted(headers)),
         "",
         "struct Config {",
         *(f"  using {name} = {value};" for name, value in types.items()),

@@ -281,8 +281,10 @@ def _activation_scales(
         return stored, 1 / decode(stored, scale_dtype, torch.float32)
     second = torch.ones(1) if second_scale is None else second_scale.to(torch.float32)
     second = second.to(magnitude.device)
-    if spec.symmetric:
-        size = magnitude / (largest * second)
+    if scale_dtype == float8e4m3:
+        size = magnitude * (1 / (largest * second))
+    elif spec.symmetric:
+        size = magnitude / largest
     else:
         steps = largest - spec.dtype.min
         size = high / steps - low / steps

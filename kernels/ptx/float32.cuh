@@ -25,6 +25,13 @@ __device__ inline float sub_rn(float a, float b) {
   return d;
 }
 
+// PTX ISA 9.7.3.8 "fma": a * b + c, rounded once.
+__device__ inline float fma_rn(float a, float b, float c) {
+  float d;
+  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
+  return d;
+}
+
 // PTX ISA 9.7.3.9 "div", as IEEE 754 has it.
 __device__ inline float div_rn(float a, float b) {
   float d;

@@ -6,20 +6,37 @@
 
 namespace humming {
 
-// Of each code the low bits count.
+// The low bytes of four registers.
+__device__ inline u32 low_bytes(u32 a, u32 b, u32 c, u32 d) {
+  return ptx::prmt<0x5410>(ptx::prmt<0x0040>(a, b), ptx::prmt<0x0040>(c, d));
+}
+
+// Of each code the low bits count, whatever is above them.
 __device__ inline void pack_codes(const u32 (&code)[8], u32 (&words)[2]) {
+  words[0] = low_bytes(code[0], code[1], code[2], code[3]);
+  words[1] = low_bytes(code[4], code[5], code[6], code[7]);
+}
+
+__device__ inline void pack_codes(const u32 (&code)[8], u32 (&words)[1]) {
+  const u32 even = low_bytes(code[0], code[2], code[4], code[6]);
+  const u32 odd = low_bytes(code[1], code[3], code[5], code[7]);
+  words[0] = (even & 0x0f0f0f0fu) | (odd << 4 & 0xf0f0f0f0u);
+}
+
+// The signs of eight floats in the places of the signs of eight codes; other bits are any.
+__device__ inline void pack_signs(const u32 (&bits)[8], u32 (&words)[2]) {
 #pragma unroll
   for (int w = 0; w < 2; ++w) {
-    const u32 low = ptx::prmt<0x0040>(code[4 * w], code[4 * w + 1]);
-    const u32 high = ptx::prmt<0x0040>(code[4 * w + 2], code[4 * w + 3]);
+    const u32 low = ptx::prmt<0x0073>(bits[4 * w], bits[4 * w + 1]);
+    const u32 high = ptx::prmt<0x0073>(bits[4 * w + 2], bits[4 * w + 3]);
     words[w] = ptx::prmt<0x5410>(low, high);
   }
 }
 
-__device__ inline void pack_codes(const u32 (&code)[8], u32 (&words)[1]) {
-  u32 word = code[7];
+__device__ inline void pack_signs(const u32 (&bits)[8], u32 (&words)[1]) {
+  u32 word = 0;
 #pragma unroll
-  for (int i = 6; i >= 0; --i) word = word << 4 | (code[i] & 0xfu);
+  for (int i = 7; i >= 0; --i) word = word << 4 | bits[i] >> 28;
   words[0] = word;
 }
 

@@ -12,7 +12,7 @@ struct EncodeE2m1Pairs {
   static constexpr bool kHasNan = false;
   static constexpr float kMax = 6.f;
 
-  template <bool kNan>
+  template <bool kBounded, bool kNan>
   static __device__ void encode(const float (&v)[8], u32 (&words)[1]) {
     words[0] = ptx::f32x8_to_e2m1x8(v);
   }

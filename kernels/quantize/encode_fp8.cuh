@@ -12,7 +12,7 @@ struct EncodeE4m3Pairs {
   static constexpr bool kHasNan = true;
   static constexpr float kMax = 448.f;
 
-  template <bool kNan>
+  template <bool kBounded, bool kNan>
   static __device__ void encode(const float (&v)[8], u32 (&words)[2]) {
 #pragma unroll
     for (int w = 0; w < 2; ++w) {
@@ -20,6 +20,7 @@ struct EncodeE4m3Pairs {
       words[w] = low | ptx::f32x2_to_e4m3x2(v[4 * w + 2], v[4 * w + 3]) << 16;
     }
   }
+  static __device__ u32 one(float v) { return ptx::f32x2_to_e4m3x2(v, 0.f); }
 };
 
 struct EncodeE5m2Pairs {
@@ -27,7 +28,7 @@ struct EncodeE5m2Pairs {
   static constexpr bool kHasNan = true;
   static constexpr float kMax = 57344.f;
 
-  template <bool kNan>
+  template <bool kBounded, bool kNan>
   static __device__ void encode(const float (&v)[8], u32 (&words)[2]) {
 #pragma unroll
     for (int w = 0; w < 2; ++w) {
@@ -35,6 +36,7 @@ struct EncodeE5m2Pairs {
       words[w] = low | ptx::f32x2_to_e5m2x2(v[4 * w + 2], v[4 * w + 3]) << 16;
     }
   }
+  static __device__ u32 one(float v) { return ptx::f32x2_to_e5m2x2(v, 0.f); }
 };
 
 }  // namespace humming

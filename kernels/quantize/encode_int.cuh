@@ -20,12 +20,14 @@ struct EncodeInt {
   static constexpr float kRound = 12582912.f;
   static_assert(kBits == 4 || kBits == 8, "slot encode: codes have 4 or 8 bits");
 
-  // Symmetric codes leave the lowest number out.
-  template <bool kNan>
+  // Symmetric codes leave the lowest number out. kBounded: no number rounds to more than kMax.
+  template <bool kBounded, bool kNan>
   static __device__ void encode(const float (&v)[8], u32 (&words)[kBits / 4]) {
     u32 code[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) code[i] = rounded(ptx::min_f32(ptx::max_f32(v[i], -kMax), kMax));
+    for (int i = 0; i < 8; ++i) {
+      code[i] = rounded(kBounded ? v[i] : ptx::min_f32(ptx::max_f32(v[i], -kMax), kMax));
+    }
     pack_codes(code, words);
   }
 

@@ -10,12 +10,14 @@
 //   kItem: all of a piece (a whole row, or a group of any size);
 //   kLanes: 8 * kGroupLanes values, so that a piece has many; the lanes of one group are neighbours;
 //   kStatic: everything, and is known beforehand.
+// kVectors says that pieces are a multiple of 8 values, so that stores never have less than 8 codes.
 // Every row is read once if kResident, else twice, the second time from L2: that is for rows that
 // registers do not hold.
 #pragma once
 
 #include <humming/contracts.cuh>
 #include <humming/ptx/grid.cuh>
+#include <humming/quantize/codes.cuh>
 #include <humming/quantize/params.cuh>
 #include <humming/quantize/scale.cuh>
 #include <humming/quantize/source.cuh>
@@ -77,7 +79,7 @@ struct Quantizer {
   static constexpr bool kStatic = C::kScaleOf == ScaleOf::kStatic;
 
   Stored stored;
-  float factor;     // of values, before they are encoded
+  float factor;  // of values, before they are encoded
   float zero = 0.f;
   u32 mask = ~0u;  // of the codes: 0 under a scale that is NaN
 
@@ -89,7 +91,8 @@ struct Quantizer {
     return q;
   }
 
-  static __device__ Quantizer of(const Extremes<C::kSymmetric>& found, float second) {
+  // second: the second scale, and the reciprocal of its product with the largest code.
+  static __device__ Quantizer of(const Extremes<C::kSymmetric>& found, const float (&second)[2]) {
     Quantizer q;
     const bool finite = found.magnitude < 0x7f800000u;
     if constexpr (!C::kSymmetric) {
@@ -99,12 +102,12 @@ struct Quantizer {
           ptx::sub_rn(ptx::div_rn(found.high, kSteps), ptx::div_rn(found.low, kSteps));
       q.stored = Scale::store(size);
     } else {
-      const float largest = C::kSecondScale ? ptx::mul_rn(Encoder::kMax, second) : Encoder::kMax;
-      q.stored = Scale::template of<Encoder::kMaxExponent>(ptx::bits_to_f32(found.magnitude), largest);
+      const float magnitude = ptx::bits_to_f32(found.magnitude);
+      q.stored = Scale::template of<Encoder::kMaxExponent>(magnitude, Encoder::kMax, second[1]);
     }
     if (found.magnitude == 0) q.stored = Scale::one();
     if constexpr (C::kSecondScale) {
-      const float both = ptx::mul_rn(Scale::value(q.stored), second);
+      const float both = ptx::mul_rn(Scale::value(q.stored), second[0]);
       q.factor = ptx::rcp_rn(ptx::max_f32(both, ptx::bits_to_f32(0x00800000u)));
     } else {
       q.factor = Scale::reciprocal(q.stored);
@@ -128,7 +131,7 @@ struct Quantizer {
       if constexpr (kStatic && !Encoder::kHasNan) v[i] = v[i] != v[i] ? 0.f : v[i];
     }
     if constexpr (C::kSymmetric) {
-      Encoder::template encode<kStatic>(v, words);
+      Encoder::template encode<!kStatic && Scale::kBounds, kStatic>(v, words);
     } else {
       Encoder::encode(v, zero, words);
     }
@@ -167,13 +170,26 @@ struct QuantizeKernel {
     const int readable = row < p.m ? min_of(p.k, end) : 0;
     const int writable = row < p.m ? end : 0;
     const auto* x = static_cast<const typename Input::Storage*>(p.x) + i64(row) * p.x_stride;
-    float second = 1.f;
-    if constexpr (C::kSecondScale) second = p.second_scale == nullptr ? 1.f : *p.second_scale;
+    float second[2] = {1.f, 1.f};
+    if constexpr (C::kSecondScale) {
+      if (p.second_scale != nullptr) second[0] = *p.second_scale;
+      second[1] = ptx::rcp_rn(ptx::mul_rn(C::Encoder::kMax, second[0]));
+    }
+    const bool vector = C::kVectors && p.aligned != 0 && p.k % 8 == 0;
 
     if constexpr (C::kResident) {
       Chunk chunk[C::kChunks];
+      if (vector) {
 #pragma unroll
-      for (int c = 0; c < C::kChunks; ++c) chunk[c] = read(p, x, first + c * kStep, readable);
+        for (int c = 0; c < C::kChunks; ++c) {
+          chunk[c] = read<C::kVectors>(p, x, first + c * kStep, readable);
+        }
+      } else {
+#pragma unroll
+        for (int c = 0; c < C::kChunks; ++c) {
+          chunk[c] = read<false>(p, x, first + c * kStep, readable);
+        }
+      }
       if constexpr (C::kDependentLaunch) ptx::griddepcontrol_launch_dependents();
       Quantizer<C> q;
       if constexpr (C::kScaleOf == ScaleOf::kStatic) q = Quantizer<C>::known(p);
@@ -200,23 +216,27 @@ struct QuantizeKernel {
     } else {
       static_assert(C::kScaleOf == ScaleOf::kItem, "other scales need no second look");
       Found found = Found::none();
-      for (int k = first; k < readable; k += kStep) found.take(read(p, x, k, readable));
+      for (int k = first; k < readable; k += kStep) {
+        found.take(vector ? read<C::kVectors>(p, x, k, readable) : read<false>(p, x, k, readable));
+      }
       const Quantizer<C> q = whole_item(p, found, row, second);
       for (int k = first; k < writable; k += kStep) {
-        write(p, q, read(p, x, k, readable), row, k, writable);
+        write(p, q, vector ? read<C::kVectors>(p, x, k, readable) : read<false>(p, x, k, readable),
+              row, k, writable);
       }
     }
   }
 
  private:
+  template <bool kVector>
   static __device__ Chunk read(const QuantizeParams& p, const typename Input::Storage* x, int k,
                                int readable) {
-    return Load::load(x + k, p.k, readable - k, p.aligned != 0);
+    return Load::template load<kVector>(x + k, p.k, readable - k);
   }
 
   // The scale of all that the threads of an item found; the first of them stores it.
   static __device__ Quantizer<C> whole_item(const QuantizeParams& p, Found found, int row,
-                                            float second) {
+                                            const float (&second)[2]) {
     found.template combine<32>();
     if constexpr (kWarps > 1) {
       __shared__ Found of_warp[C::kThreads / 32];
@@ -236,12 +256,15 @@ struct QuantizeKernel {
     if (k >= writable) return;
     u32 words[kWords];
     q.encode(chunk, words);
-    if (k + 8 > p.k) keep_codes<kBits>(p.k - k, words);
+    // Elsewhere the code of 0 is 0.
+    if constexpr (!C::kSymmetric || C::kScaleOf == ScaleOf::kStatic) {
+      if (k + 8 > p.k) keep_codes<kBits>(p.k - k, words);
+    }
     u8* to = static_cast<u8*>(p.codes) + i64(row) * p.codes_stride + i64(k) * kBits / 8;
     struct alignas(kBits) Packed {
       u32 word[kWords];
     };
-    if (k + 8 <= writable && k % 8 == 0) {
+    if (C::kVectors || (k + 8 <= writable && k % 8 == 0)) {
       Packed packed;
 #pragma unroll
       for (int w = 0; w < kWords; ++w) packed.word[w] = words[w];

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <humming/ptx/float32.cuh>
-#include <humming/quantize/encode_float.cuh>
 #include <humming/types.cuh>
 
 namespace humming {
@@ -16,6 +15,8 @@ namespace humming {
 template <class Element, u32 kSmallestBits, u32 kLargestBits>
 struct WideScale {
   using Storage = typename Element::Storage;
+  // Whether a magnitude under its own scale rounds to no more than the largest code.
+  static constexpr bool kBounds = sizeof(Storage) == 4;
 
   static __device__ Storage one() { return Element::from_float(1.f); }
   static __device__ Storage nan() { return Element::from_float(ptx::bits_to_f32(0x7fc00000u)); }
@@ -26,27 +27,28 @@ struct WideScale {
   }
 
   template <int kMaxExponent>
-  static __device__ Storage of(float magnitude, float largest_code) {
+  static __device__ Storage of(float magnitude, float largest_code, float /*reciprocal*/) {
     return store(ptx::div_rn(magnitude, largest_code));
   }
   static __device__ float reciprocal(Storage stored) { return ptx::rcp_rn(value(stored)); }
 };
 
-using ScaleF32 = WideScale<F32, 0x00800000u, 0x7f7fffffu>;   // 2^-126, whose reciprocal is finite
-using ScaleF16 = WideScale<F16, 0x33800000u, 0x477fe000u>;   // 2^-24, 65504
+using ScaleF32 = WideScale<F32, 0x00800000u, 0x7f7fffffu>;    // 2^-126, whose reciprocal is finite
+using ScaleF16 = WideScale<F16, 0x33800000u, 0x477fe000u>;    // 2^-24, 65504
 using ScaleBf16 = WideScale<Bf16, 0x00800000u, 0x7f7f0000u>;  // 2^-126, 255 * 2^120
 
 // A power of two: the exponent of the magnitude less that of the largest code (OCP Microscaling
 // Formats 1.0, section 6.3).
 struct ScaleE8m0 {
   using Storage = u8;
+  static constexpr bool kBounds = false;
 
   static __device__ Storage one() { return 127; }
   static __device__ Storage nan() { return 255; }
   static __device__ float value(Storage code) { return E8m0::to_float(code); }
 
   template <int kMaxExponent>
-  static __device__ Storage of(float magnitude, float /*largest_code*/) {
+  static __device__ Storage of(float magnitude, float /*largest_code*/, float /*reciprocal*/) {
     static_assert(kMaxExponent > 0, "codes up to 253 have a normal reciprocal");
     const int code = int(ptx::f32_to_bits(magnitude) >> 23) - kMaxExponent;
     return Storage(code < 0 ? 0 : code);
@@ -56,10 +58,13 @@ struct ScaleE8m0 {
   }
 };
 
-// e4m3 without sign, below a second scale that belongs to all of the activations.
+// e4m3 without sign, below a second scale that belongs to all of the activations. There are so many
+// of them that a product with the reciprocal of largest code and second scale takes the place of a
+// quotient. Encoder: of e4m3.
+template <class Encoder>
 struct ScaleE4m3 {
   using Storage = u8;
-  using Encoder = EncodeFloat<4, 3, 0x7e, 0x7f>;
+  static constexpr bool kBounds = false;
 
   static __device__ Storage one() { return 0x38; }
   static __device__ Storage nan() { return 0x7f; }
@@ -67,8 +72,8 @@ struct ScaleE4m3 {
 
   // Of a magnitude above 0 at least the smallest number.
   template <int kMaxExponent>
-  static __device__ Storage of(float magnitude, float largest_code) {
-    const float size = ptx::div_rn(magnitude, largest_code);
+  static __device__ Storage of(float magnitude, float /*largest_code*/, float reciprocal) {
+    const float size = ptx::mul_rn(magnitude, reciprocal);
     return Storage(Encoder::one(ptx::max_f32(size, ptx::bits_to_f32(0x3b000000u))));  // 2^-9
   }
 };

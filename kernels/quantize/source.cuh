@@ -1,7 +1,7 @@
 // Eight neighbours of a row as floats: read, and perhaps put through an activation function.
 //
 // Rows that are 16-byte aligned are read 16 bytes at a time, others value by value. What is beyond
-// the end of a row counts as 0.
+// the end of a row counts as 0, of which every function here makes 0.
 #pragma once
 
 #include <humming/ptx/float32.cuh>
@@ -20,25 +20,28 @@ struct Raw8 {
   static constexpr int kWords = sizeof(Storage) * 8 / 4;
   u32 word[kWords];
 
-  static __device__ Raw8 load(const Storage* at, int count, bool aligned) {
+  // kVector: `at` is 16-byte aligned, and all of the eight exist or none.
+  template <bool kVector>
+  static __device__ Raw8 load(const Storage* at, int count) {
     Raw8 raw;
-    if (aligned && count >= 8) {
+    if constexpr (kVector) {
 #pragma unroll
       for (int w = 0; w < kWords; w += 4) {
-        const Words4 four = reinterpret_cast<const Words4*>(at)[w / 4];
+        Words4 four = {{0, 0, 0, 0}};
+        if (count > 0) four = reinterpret_cast<const Words4*>(at)[w / 4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) raw.word[w + i] = four.word[i];
       }
-      return raw;
-    }
+    } else {
 #pragma unroll
-    for (int w = 0; w < kWords; ++w) {
-      if constexpr (sizeof(Storage) == 4) {
-        raw.word[w] = w < count ? reinterpret_cast<const u32*>(at)[w] : 0u;
-      } else {
-        const u32 low = 2 * w < count ? at[2 * w] : 0u;
-        const u32 high = 2 * w + 1 < count ? at[2 * w + 1] : 0u;
-        raw.word[w] = low | high << 16;
+      for (int w = 0; w < kWords; ++w) {
+        if constexpr (sizeof(Storage) == 4) {
+          raw.word[w] = w < count ? reinterpret_cast<const u32*>(at)[w] : 0u;
+        } else {
+          const u32 low = 2 * w < count ? at[2 * w] : 0u;
+          const u32 high = 2 * w + 1 < count ? at[2 * w + 1] : 0u;
+          raw.word[w] = low | high << 16;
+        }
       }
     }
     return raw;
@@ -63,11 +66,12 @@ template <class Input, Fuse kFuse>
 struct Source {
   using Chunk = Values8;
 
-  static __device__ Chunk load(const typename Input::Storage* at, int k, int count, bool aligned) {
-    const Raw8<Input> raw = Raw8<Input>::load(at, count, aligned);
+  template <bool kVector>
+  static __device__ Chunk load(const typename Input::Storage* at, int k, int count) {
+    const Raw8<Input> raw = Raw8<Input>::template load<kVector>(at, count);
     Chunk chunk;
     if constexpr (kFuse == Fuse::kSiluMul) {
-      const Raw8<Input> factor = Raw8<Input>::load(at + k, count, aligned);
+      const Raw8<Input> factor = Raw8<Input>::template load<kVector>(at + k, count);
 #pragma unroll
       for (int i = 0; i < 8; ++i) chunk.value[i] = times_sigmoid(raw[i], raw[i]) * factor[i];
     } else {
@@ -96,9 +100,9 @@ template <class Input>
 struct Source<Input, Fuse::kNone> {
   using Chunk = Raw8<Input>;
 
-  static __device__ Chunk load(const typename Input::Storage* at, int /*k*/, int count,
-                               bool aligned) {
-    return Chunk::load(at, count, aligned);
+  template <bool kVector>
+  static __device__ Chunk load(const typename Input::Storage* at, int /*k*/, int count) {
+    return Chunk::template load<kVector>(at, count);
   }
 };
 
