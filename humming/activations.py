@@ -16,7 +16,7 @@ from humming.compiler import compile_source
 from humming.dtypes import DataType
 from humming.errors import UnsupportedError
 from humming.formats import ActivationSpec
-from humming.hookspecs import Buffer, Kernel
+from humming.hookspecs import Buffer
 from humming.quantize_kernel import (
     ENTRY,
     FUSED,
@@ -189,20 +189,18 @@ def quantize_activation(
     else:
         codes, scales, zeros = _QUANTIZE(x, name, kept, scale, zero, second_scale)
     k = x.shape[-1] // (2 if kept == "silu_mul" else 1)
-    if scale is not None:
-        scales, zeros = scale, zero
     return QuantizedActivation(
         spec,
         (codes.shape[0], k),
         codes[:, : code_bytes(k, spec.dtype.bits)],
-        scales,
-        None if spec.symmetric else zeros,
+        scales if scale is None else scale,
+        None if spec.symmetric else zeros if zero is None else zero,
         second_scale,
     )
 
 
-# What `torch.compiler.disable` sets; that would import all of torch's compiler, for seconds. A traced
-# graph cannot hold a format, and the result has one.
+# What `torch.compiler.disable` sets; that would import all of torch's compiler, for seconds. A
+# traced graph cannot hold a format, and the result has one.
 quantize_activation._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 FUSED_NONE = "none"
@@ -229,9 +227,10 @@ class _Quantization:
         if device is not None:
             runtime.check_place(self._caps, index, "quantizing")
         self._pdl = self._caps.supports("griddepcontrol")
-        self._plans: dict[int, tuple[QuantizePlan, Kernel]] = {}
+        # `Any`, because kernels on the host take buffers as well.
+        self._plans: dict[int, tuple[QuantizePlan, Any]] = {}
 
-    def plan(self, m: int) -> tuple[QuantizePlan, Kernel]:
+    def plan(self, m: int) -> tuple[QuantizePlan, Any]:
         """What serves m rows. Numbers of rows of one length in bits share it."""
         size = m.bit_length()
         found = self._plans.get(size)
@@ -288,6 +287,7 @@ def _buffers(tensors: dict[str, torch.Tensor | None]) -> list[Buffer]:
     ]
 
 
+_Made = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 _quantizations: dict[tuple[Any, ...], _Quantization] = {}
 
 
@@ -299,7 +299,7 @@ def _run(
     zero: torch.Tensor | None,
     second_scale: torch.Tensor | None,
     device: str | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> _Made:
     """Codes with the bytes between rows, scales and zeros; empty what is not computed."""
     codes, scales, zeros = made = _empty(x, spec, fuse)
     if not codes.numel():
@@ -329,7 +329,7 @@ def _run(
     return made
 
 
-def _empty(x: torch.Tensor, name: str, fuse: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _empty(x: torch.Tensor, name: str, fuse: str) -> _Made:
     _, spec = _named(name)
     k = x.shape[-1] // (2 if fuse == "silu_mul" else 1)
     m = x.numel() // x.shape[-1]
@@ -448,7 +448,7 @@ def _fake(
     scale: torch.Tensor | None,
     zero: torch.Tensor | None,
     second_scale: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> _Made:
     _check(x, _named(spec)[1], scale, zero, second_scale, fuse)
     return _empty(x, spec, fuse)
 
@@ -460,7 +460,7 @@ def _on_device(
     scale: torch.Tensor | None,
     zero: torch.Tensor | None,
     second_scale: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> _Made:
     return _run(x, spec, fuse, scale, zero, second_scale)
 
 

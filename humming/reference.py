@@ -197,7 +197,7 @@ def quantize_activation(
     """
     spec = ActivationSpec.parse(spec)
     values = fused(x, fuse)
-    values = values.reshape(-1, values.shape[-1])
+    values = values.reshape(-1, values.shape[-1]).contiguous()
     m, k = values.shape
     if spec.granularity == "tensor":
         scales = torch.as_tensor(scale).reshape(1, 1).to(SCALE_TENSOR_DTYPES[spec.scale_dtype])

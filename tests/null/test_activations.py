@@ -28,7 +28,7 @@ def _dequantized(x: torch.Tensor, name: str, **arguments: torch.Tensor) -> torch
     return reference.dequantize_activation(spec, x.shape[-1], *parts, second)
 
 
-# --- the rules -------------------------------------------------------------------------------------
+# --- the rules ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", DYNAMIC)
@@ -120,7 +120,7 @@ def test_a_static_scale_saturates() -> None:
     ]
 
 
-# --- the value -------------------------------------------------------------------------------------
+# --- the value ------------------------------------------------------------------------------------
 
 
 def _made(spec: str = "int8", **changes: object) -> QuantizedActivation:
@@ -160,7 +160,7 @@ def test_refuses_parts_that_do_not_fit(changes: dict[str, object], message: str)
         _made(**changes)
 
 
-# --- requests ---------------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------
 
 X = torch.zeros(4, 64, dtype=torch.bfloat16)
 
@@ -228,7 +228,7 @@ def test_the_operator_has_a_fake(name: str) -> None:
     assert (zeros.numel() > 0) == (not spec.symmetric)
 
 
-# --- plans and sources ------------------------------------------------------------------------------
+# --- plans and sources ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [*DYNAMIC, "int8_tensor", "int8_g48", "int4_g6", "fp8_g4096"])
