@@ -381,6 +381,8 @@ def _one(
     if value is None:
         return None
     if not isinstance(value, torch.Tensor):
+        if dtypes[0] == torch.int8 and not (isinstance(value, int) and -128 <= value <= 127):
+            _refuse(f"a {name} of {value}", "it is an int8", "Pass -128 to 127.")
         return torch.full((1, 1), value, dtype=dtypes[0], device=x.device)
     if value.numel() != 1 or value.dtype not in dtypes or value.device != x.device:
         _refuse(

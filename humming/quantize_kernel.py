@@ -136,6 +136,9 @@ def check_quantizable(spec: ActivationSpec) -> None:
             "once",
             f"Use {spec.dtype}_tensor with a scale known beforehand, or a scale per token.",
         )
+    if not spec.symmetric and spec.scale_dtype.is_narrow:
+        why = "zero points go with scales that fit a range, not with powers of two"
+        raise UnsupportedError(asked, why, "Use float32 scales, or symmetric codes.")
     if dtype.bits == 4 and spec.group_size % 2:
         raise UnsupportedError(
             asked, "two groups would share a byte of two codes", "Use an even group size."

@@ -173,6 +173,8 @@ X = torch.zeros(4, 64, dtype=torch.bfloat16)
         (X, "float4e3m0", {}, "no mantissa"),
         (X, "int8_tensor_dynamic", {}, "read once.*int8_tensor"),
         (X, "int4_g5", {}, "even group size"),
+        (X, "int8_g32_asym_sue8m0", {}, "powers of two"),
+        (X, "int8_tensor_asym", {"scale": 1.0, "zero": 128}, "-128 to 127"),
         (X, "int9", {}, "int9"),
         (X, "int8_tensor", {}, "none is given"),
         (X, "int8", {"scale": torch.ones(1)}, "found from the activations"),

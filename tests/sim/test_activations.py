@@ -1,5 +1,7 @@
 """Activations quantized by kernels in the simulator, compared with the reference bit by bit."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -22,8 +24,18 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 @pytest.fixture(autouse=True)
-def _fresh_numbers(rng: np.random.Generator) -> None:
+def _fresh_numbers(rng: np.random.Generator) -> Iterator[None]:
+    """Other inputs in each run, and outputs that are full of NaN before they are written."""
     torch.manual_seed(int(rng.integers(2**31)))
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def test_what_is_not_written_would_be_seen() -> None:
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    assert torch.empty(3, 40, dtype=torch.uint8).min() == 255
+    assert torch.zeros(1).new_empty(5, dtype=torch.float8_e4m3fn).isnan().all()
 
 
 @pytest.mark.parametrize("name", FORMATS)
