@@ -9,9 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import product
 
+from humming.dtypes import NARROW
 from humming.errors import PluginError
 
-SLOTS = ("mover", "mma", "dequant", "tokens", "convert", "mainloop", "epilogue", "scheduler")
+SLOTS = (
+    *("mover", "mma", "dequant", "tokens", "convert", "mainloop", "epilogue", "scheduler"),
+    "encode",
+)
 """The slots of a kernel; `kernels/contracts.cuh` has the contract of each."""
 
 
@@ -24,7 +28,8 @@ class Component:
         serves: key of what it serves: a mover's name; `MmaRow.key`; `int:bfloat16` for weights of
             a kind of type (`DataType.kind`), whatever its width, dequantized to an operand type;
             the instruction family of a mainloop; a name such as `tile` for epilogues and
-            schedulers.
+            schedulers; the type of the codes for encoders, and after a colon the feature that they
+            need: `float8e4m3`, `float8e4m3:cvt_fp8`.
         header: `humming/mma/sync_m16n8k16.cuh`, found in an include folder.
         struct: the C++ type, which may hold template arguments:
             `humming::MmaSync16816<humming::Bf16>`. A dequantizer's are among Order, Code, kFold
@@ -127,6 +132,23 @@ def _dequant() -> Iterator[Component]:
         yield Component(slot, f"{kind}:{name}", path, f"humming::{struct}")
 
 
+def _encoders() -> Iterator[Component]:
+    """By plain arithmetic, for every type of 4 or 8 bits in which halves have an even neighbour."""
+    for dtype in NARROW:
+        if dtype.kind == "int" and dtype.bits in (4, 8):
+            struct = f"humming::EncodeInt<{dtype.bits}>"
+            yield Component("encode", dtype.name, "humming/quantize/encode_int.cuh", struct)
+        elif dtype.kind in ("float", "sign_magnitude") and dtype.bits in (4, 8):
+            exponent, mantissa = dtype.exponent_bits, dtype.mantissa_bits
+            codes = 1 << (dtype.bits - 1)
+            beyond = {"none": 0, "fn": 1, "ieee": 1 << mantissa}[dtype.specials]
+            nan = -1 if dtype.nan_code is None else dtype.nan_code
+            numbers = f"{exponent}, {mantissa}, {codes - 1 - beyond}, {nan}"
+            struct = f"humming::EncodeFloat<{numbers}>"
+            if mantissa:
+                yield Component("encode", dtype.name, "humming/quantize/encode_float.cuh", struct)
+
+
 SHARED: tuple[Component, ...] = (
     Component("mover", "cp_async", "humming/mover/cp_async.cuh", "humming::CpAsyncMover"),
     Component("mover", "plain", "humming/mover/plain.cuh", "humming::PlainMover"),
@@ -146,5 +168,14 @@ SHARED: tuple[Component, ...] = (
     ),
     Component("mainloop", "mma_sync", "humming/mainloop/mma_sync.cuh", "humming::MmaSyncMainloop"),
     Component("epilogue", "tile", "humming/epilogue/tile.cuh", "humming::TileEpilogue"),
+    *_encoders(),
+    *(
+        Component("encode", f"{code}:{feature}", f"humming/quantize/{header}.cuh", struct)
+        for code, feature, header, struct in (
+            ("float8e4m3", "cvt_fp8", "encode_fp8", "humming::EncodeE4m3Pairs"),
+            ("float8e5m2", "cvt_fp8", "encode_fp8", "humming::EncodeE5m2Pairs"),
+            ("float4e2m1", "cvt_fp6_fp4", "encode_fp4", "humming::EncodeE2m1Pairs"),
+        )
+    ),
 )
 """The components of `kernels/`, for every device whose rows have what they serve."""

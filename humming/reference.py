@@ -1,14 +1,16 @@
-"""The oracle: quantized weights as numbers, products in float64, and how far a kernel may differ.
+"""The oracle: quantized numbers, products in float64, and how far a kernel may differ.
 
 Everything here is plain torch, slow and obvious; no kernel and no packed layout is involved.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 
-from humming.dtypes import DataType, float16
+from humming.dtypes import DataType, float8e4m3, float8e8m0, float16
 from humming.errors import UnsupportedError, check_type
+from humming.formats import ActivationSpec
 from humming.problem import GemmProblem
 from humming.quantized import (
     SCALE_TENSOR_DTYPES,
@@ -16,6 +18,9 @@ from humming.quantized import (
     check_quantized,
     decode,
     decode_scales,
+    encode,
+    pack_bits,
+    unpack_bits,
 )
 
 # Tensor cores cut off the bits that do not fit; rounding them would halve the unit roundoff.
@@ -165,6 +170,158 @@ def relative_error(out: torch.Tensor, exact: torch.Tensor) -> float:
 def relative_bound(bound: torch.Tensor, exact: torch.Tensor) -> float:
     """What `relative_error` cannot exceed where `error_bound` holds for each output."""
     return _ratio(float(bound.norm()), float(exact.to(torch.float64).norm()))
+
+
+# -- activations ----------------------------------------------------------------------------------
+
+_SMALLEST_WITH_RECIPROCAL = 2.0**-126
+
+
+class ActivationParts(NamedTuple):
+    """What activations are quantized to; the tensors are those of a `QuantizedActivation`."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+
+
+def quantize_activation(
+    x: torch.Tensor,
+    spec: ActivationSpec | str,
+    *,
+    scale: torch.Tensor | None = None,
+    zero: torch.Tensor | None = None,
+    second_scale: torch.Tensor | None = None,
+    fuse: str | None = None,
+) -> ActivationParts:
+    """What `humming.quantize_activation` must give, bit by bit, where nothing is fused.
+
+    Every step is one float32 operation, rounded to the nearest; each line of the code below is one
+    or two of them. What is fused is computed in float64 and rounded to float32.
+
+    Args:
+        x: float16, bfloat16 or float32 [..., K], or [..., 2K] for `silu_mul`.
+        spec, scale, zero, second_scale, fuse: as for `humming.quantize_activation`.
+
+    Returns:
+        codes uint8 [m, ceil(K * bits / 8)], scales and zeros [m, groups] or [1, 1].
+    """
+    spec = ActivationSpec.parse(spec)
+    values = fused(x, fuse)
+    values = values.reshape(-1, values.shape[-1]).contiguous()
+    m, k = values.shape
+    if spec.granularity == "tensor":
+        scales = torch.as_tensor(scale).reshape(1, 1).to(SCALE_TENSOR_DTYPES[spec.scale_dtype])
+        zeros = None if zero is None else zero.reshape(1, 1)
+        units = values * (1 / scales.to(torch.float32))
+        wanted = units if zeros is None else _shifted(units, zeros.to(torch.float32))
+        wanted = torch.where(wanted.isnan(), 0 if zeros is None else zeros.float(), wanted)
+        codes = _activation_codes(wanted, spec)
+        if spec.dtype.nan_code is not None:
+            codes[units.isnan()] = spec.dtype.nan_code
+        return ActivationParts(pack_bits(codes, spec.dtype.bits), scales, zeros)
+    group = spec.group_size or k
+    grouped = torch.nn.functional.pad(values, (0, -k % group)).reshape(m, -1, group)
+    magnitude = grouped.abs().amax(dim=2)
+    finite = magnitude.isfinite()
+    low, high = grouped.amin(dim=2).clamp(max=0), grouped.amax(dim=2).clamp(min=0)
+    scales, factor = _activation_scales(magnitude, low, high, spec, second_scale)
+    units = grouped * factor[:, :, None]
+    zeros = None
+    if not spec.symmetric:
+        raw = (spec.dtype.min - (low * factor).round()).clamp(spec.dtype.min, spec.dtype.max)
+        zero_points = torch.where(finite & (magnitude > 0), raw, 0.0)
+        zeros = zero_points.to(torch.int8)
+        units = _shifted(units, zero_points[:, :, None])
+    codes = _activation_codes(torch.where(units.isnan(), 0.0, units), spec)
+    codes = torch.where(finite[:, :, None], codes, 0).reshape(m, -1)[:, :k]
+    return ActivationParts(pack_bits(codes, spec.dtype.bits), scales, zeros)
+
+
+def dequantize_activation(
+    spec: ActivationSpec,
+    k: int,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None = None,
+    second_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The activations [m, k] that codes stand for: (decode(code) - zero) * scale * second_scale.
+
+    In float64. The tensors are those of a `QuantizedActivation`.
+    """
+    numbers = decode(unpack_bits(codes, spec.dtype.bits, k), spec.dtype)
+    column = torch.arange(k, device=codes.device) // (spec.group_size or k)
+    if zeros is not None:
+        numbers = numbers - zeros.to(torch.float64)[:, column]
+    numbers = numbers * decode_scales(scales, spec.scale_dtype)[:, column]
+    return numbers if second_scale is None else numbers * second_scale.to(torch.float64)
+
+
+def fused(x: torch.Tensor, fuse: str | None) -> torch.Tensor:
+    """x in float32 after an activation function, computed in float64; of None, x itself."""
+    if fuse is None:
+        return x.to(torch.float32)
+    exact = x.to(torch.float64)
+    if fuse == "silu_mul":
+        gate, factor = exact.chunk(2, dim=-1)
+        exact = gate / (1 + torch.exp(-gate)) * factor
+    elif fuse == "gelu":
+        exact = exact / 2 * torch.special.erfc(exact / -math.sqrt(2))
+    else:
+        inner = math.sqrt(2 / math.pi) * (exact + 0.044715 * exact**3)
+        exact = exact / (1 + torch.exp(-2 * inner))
+    return exact.to(torch.float32)
+
+
+def _activation_scales(
+    magnitude: torch.Tensor,
+    low: torch.Tensor,
+    high: torch.Tensor,
+    spec: ActivationSpec,
+    second_scale: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scales as stored, and the float32 factors that values are multiplied with."""
+    scale_dtype, largest = spec.scale_dtype, spec.dtype.max
+    finite = magnitude.isfinite()
+    if scale_dtype == float8e8m0:
+        exponent = torch.frexp(magnitude).exponent - math.frexp(largest)[1]
+        stored = (exponent + scale_dtype.exponent_bias).clamp(0, 254)
+        stored = torch.where(magnitude == 0, scale_dtype.exponent_bias, stored)
+        stored = torch.where(finite, stored, 255).to(torch.uint8)
+        return stored, 1 / decode(stored, scale_dtype, torch.float32)
+    second = torch.ones(1) if second_scale is None else second_scale.to(torch.float32)
+    second = second.to(magnitude.device)
+    if scale_dtype == float8e4m3:
+        size = magnitude * (1 / (largest * second))
+    elif spec.symmetric:
+        size = magnitude / largest
+    else:
+        steps = largest - spec.dtype.min
+        size = high / steps - low / steps
+    subnormal = 2.0 ** (1 - scale_dtype.exponent_bias - scale_dtype.mantissa_bits)
+    size = size.clamp(max(_SMALLEST_WITH_RECIPROCAL, subnormal), scale_dtype.max)
+    size = torch.where(magnitude == 0, 1.0, size)
+    stored = torch.where(finite, size, math.nan).to(SCALE_TENSOR_DTYPES[scale_dtype])
+    number = stored.to(torch.float32)
+    if scale_dtype == float8e4m3:
+        number = (number * second).clamp(min=_SMALLEST_WITH_RECIPROCAL)
+    return stored, 1 / number
+
+
+def _shifted(units: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
+    """Codes around zero points, not yet cut to their range."""
+    return units.round() + zeros
+
+
+def _activation_codes(units: torch.Tensor, spec: ActivationSpec) -> torch.Tensor:
+    """Codes of numbers, saturating; symmetric integers leave their lowest number out."""
+    if spec.dtype.is_integer and spec.symmetric:
+        units = units.clamp(-spec.dtype.max, spec.dtype.max)
+    return encode(units, spec.dtype)
+
+
+# -- parts -----------------------------------------------------------------------------------------
 
 
 def _ratio(part: float, whole: float) -> float:

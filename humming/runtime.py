@@ -275,7 +275,7 @@ class Gemm:
         self.device_index = device_index
         self.capabilities = plugins.capabilities(device_index if device is None else device)
         if device is not None:
-            _check_place(self.capabilities, device_index)
+            check_place(self.capabilities, device_index)
         self._lock = threading.Lock()
         self._bounds = [high for _, high in M_RANGES if high is not None]
         self._kernels: list[Kernel | None] = [None] * len(M_RANGES)
@@ -377,15 +377,27 @@ def runs_on_host(caps: DeviceCapabilities) -> bool:
         return False  # nothing runs its kernels, here or elsewhere
 
 
-def _check_place(caps: DeviceCapabilities, index: int) -> None:
-    """Refuses a device that is not where the tensors are."""
+def load_kernel(
+    compiled: CompiledKernel, caps: DeviceCapabilities, device_index: int, smem_bytes: int = 0
+) -> hookspecs.Kernel:
+    """A compiled kernel on a device, loaded once per process; -1 is the host."""
+    return _device(caps, device_index).load(compiled, smem_bytes)
+
+
+def current_stream(index: int) -> int:
+    """The handle of torch's current stream of a device; 0 on the host."""
+    return 0 if index < 0 else _current_stream(index)
+
+
+def check_place(caps: DeviceCapabilities, index: int, doing: str = "a product") -> None:
+    """Refuses a device that is not where the tensors are; `doing` is what is to be done there."""
     here = runs_on_host(caps) if index < 0 else plugins.capabilities(index).name == caps.name
     if not here:
         place = "the CPU" if index < 0 else f"CUDA device {index}"
         variants = [v.name for v in plugins.registry().variants()]
         simulated = [name for name in variants if name.endswith(f":{caps.name}")]
         raise UnsupportedError(
-            f"a product of tensors on {place} by {caps.name}",
+            f"{doing} of tensors on {place} by {caps.name}",
             "its kernels run where it is",
             f"Move the tensors there, or name {' or '.join(simulated) or 'a device'} "
             "for tensors on the CPU.",

@@ -72,4 +72,13 @@ concept Mainloop = requires(const GemmParams& params, u8* shared) {
 template <class T>
 concept Epilogue = requires { T::kSharedBytes; };
 
+// Turns eight floats into codes side by side, saturating, halves to the even code.
+template <class T>
+concept Encode = requires(const float (&v)[8], u32 (&words)[T::kBits / 4]) {
+  T::template encode<false, true>(v, words);
+  { T::kHasNan };
+  { T::kMax };
+  { T::kMaxExponent };
+};
+
 }  // namespace humming

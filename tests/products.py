@@ -72,16 +72,14 @@ def random_tokens(spec: ActivationSpec, m: int, k: int, device: str = "cpu") -> 
 
 
 def random_weight(spec: WeightSpec, n: int, k: int, device: str = "cpu") -> QuantizedWeight:
-    """A quantized weight with an offset, so that zero points matter; not negative where it cannot."""
+    """A quantized weight with an offset, so that zero points matter."""
     dense = torch.randn(n, k, device=device) + 0.3 * torch.rand(n, 1, device=device)
     if spec.dtype.kind == "uint" and spec.zero_point == "none":
         dense = dense.abs()
     return humming.quantize(dense * k**-0.5, spec)
 
 
-def operands_of(
-    plan: KernelPlan, weight: QuantizedWeight, bias: torch.Tensor | None
-) -> Operands:
+def operands_of(plan: KernelPlan, weight: QuantizedWeight, bias: torch.Tensor | None) -> Operands:
     """The weight packed for a plan."""
     packed = humming.pack(weight, operand_bits=plan.lowering.operand_bits)
     return Operands(packed.codes, packed.scales, packed.zeros, packed.second_scale, bias)

@@ -8,7 +8,7 @@
 #include <humming/dequant/codes.cuh>
 #include <humming/dequant/integer_16.cuh>
 #include <humming/dequant/magnitude_16.cuh>
-#include <humming/ptx/convert_fp8.cuh>
+#include <humming/ptx/cvt_fp8.cuh>
 
 namespace humming {
 
