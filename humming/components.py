@@ -33,8 +33,9 @@ class Component:
         header: `humming/mma/sync_m16n8k16.cuh`, found in an include folder.
         struct: the C++ type, which may hold template arguments:
             `humming::MmaSync16816<humming::Bf16>`. A dequantizer's are among Order, Code, kFold
-            and kZeroPoint, which the composed source defines; in those of tokens `{operand_bits}`
-            stands for the operand's width.
+            and kZeroPoint, which the composed source defines; in those of tokens `{stored_bits}`,
+            `{packed_bits}` and `{operand_bits}` stand for the widths of activations in memory, of
+            what weights are packed for, and of the operand.
 
     Raises:
         PluginError: a field is not of this form.
@@ -164,7 +165,7 @@ SHARED: tuple[Component, ...] = (
         "tokens",
         "widened",
         "humming/tokens/widened.cuh",
-        "humming::WidenedTokens<::tokens::Dequant, {operand_bits}>",
+        "humming::WidenedTokens<::tokens::Dequant, {stored_bits}, {packed_bits}, {operand_bits}>",
     ),
     Component("mainloop", "mma_sync", "humming/mainloop/mma_sync.cuh", "humming::MmaSyncMainloop"),
     Component("epilogue", "tile", "humming/epilogue/tile.cuh", "humming::TileEpilogue"),

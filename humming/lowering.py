@@ -66,6 +66,7 @@ class Lowering:
         mover: what brings tiles to shared memory: tma, bulk, cp_async or plain.
         mainloop: the instruction family.
         layout: of the packed weights, "brick" or "k_major".
+        packed_bits: width of the operand that weights are packed for; `operand_bits` or less.
         notes: what a reader of the plan must know: legacy, undocumented, widened from X to Y, ...
     """
 
@@ -76,6 +77,7 @@ class Lowering:
     mover: str
     mainloop: str
     layout: str
+    packed_bits: int
     notes: tuple[str, ...] = ()
 
     @property
@@ -86,13 +88,14 @@ class Lowering:
 
     @property
     def operand_bits(self) -> int:
-        """Width of a weight in an operand register: what the brick order depends on."""
+        """Width of a weight in an operand register."""
         return operand_bits(self.mma)
 
     @property
     def step_k(self) -> int:
-        """K values of a step of a mainloop, 256 bits of operands: scales change between steps."""
-        return 256 // self.operand_bits
+        """K values after which scales may change: those of an MMA step of 256 bits, or of what the
+        steps that share packed registers take together."""
+        return step_k(self.mma, self.packed_bits)
 
     @property
     def folds(self) -> bool:
@@ -132,7 +135,8 @@ class Lowering:
             pair = f"{problem.weight.dtype.kind}{zero}:{self.operand.name}"
             needed.append(Requirement("dequant", pair))
         activation = problem.activation.dtype
-        if self.activation_operand == activation and self.operand_bits == activation.bits:
+        straight = self.operand_bits == self.packed_bits == activation.bits
+        if self.activation_operand == activation and straight:
             needed.append(Requirement("tokens", "direct"))
         else:
             pair = f"{activation.kind}:{self.activation_operand.name}"
@@ -149,6 +153,27 @@ def operand_bits(row: MmaRow) -> int:
     packed = row.a.is_integer or (row.block_scale and row.shape[2] >= 64)
     narrow = max(row.a.bits, row.b.bits) <= 4
     return 4 if packed and narrow else 8  # 4- and 6-bit floats otherwise sit in a byte each
+
+
+def step_k(row: MmaRow, packed: int) -> int:
+    """K values after which scales may change, of an instruction and a packed width."""
+    return max(row.shape[2], 256 // operand_bits(row), 128 // packed)
+
+
+def packed_bits(problem: GemmProblem, row: MmaRow | None = None) -> int:
+    """Width of the operands that a problem's weight is packed for, on every device alike.
+
+    That of the activations as they are stored, or 8 where 4 bits do not hold the weights or would
+    mix groups of K in one register. Devices that multiply in wider operands widen both sides.
+    Instructions that apply block scales of 4-bit types (`row`) read 4 bits at once.
+    """
+    if row is not None and row.block_scale:
+        return operand_bits(row)
+    activation, weight = problem.activation.dtype, problem.weight.dtype
+    if not activation.is_narrow:
+        return 16
+    narrow = activation.bits <= 4 and weight.bits <= 4 and scale_step(problem) % 32 == 0
+    return 4 if narrow else 8
 
 
 # -- exactness, from the types' values ----------------------------------------------------------
@@ -260,6 +285,8 @@ def _mismatch(problem: GemmProblem, row: MmaRow) -> str | None:
         return f"{weight.dtype} minus its zero point is not exact in {row.a}"
     if weight.zero_point == "float" and row.a != weight.scale_dtype:
         return f"{weight.scale_dtype} zero points cannot be subtracted in {row.a}"
+    if operand_bits(row) < packed_bits(problem, row):
+        return f"reads operands of {operand_bits(row)} bits, and weights are packed for more"
     if not activation.symmetric and activation_group(problem):
         return "zero points of groups of activations need sums of weights that no epilogue has"
     return None
@@ -341,7 +368,7 @@ def _scale_sites(
         return [], [overflow]
     if not step:
         return [(EPILOGUE, ())], []
-    k = max(row.shape[2], 256 // operand_bits(row))
+    k = step_k(row, packed_bits(problem, row))
     if step % k:
         return [], [f"a scale per {step} values of K does not divide into the {k} of an MMA step"]
     sites.append((ACCUMULATOR, ()))
@@ -421,6 +448,7 @@ def _with_movers(
             mover=mover,
             mainloop=row.instruction,
             layout=K_MAJOR if from_shared and "shared" in row.a_sites else BRICK,
+            packed_bits=packed_bits(problem, row),
             notes=notes,
         )
 

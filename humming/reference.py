@@ -38,7 +38,7 @@ def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float64) -> t
     """
     check_quantized(weight, "dequantize")
     check_type("dequantize", "the dtype", dtype, torch.dtype, "Give e.g. torch.float64.")
-    return (_codes_less_zeros(weight) * _scales(weight)).to(dtype)
+    return (dequantize_codes(weight) * _scales(weight)).to(dtype)
 
 
 def matmul(
@@ -150,7 +150,7 @@ def error_bound(
     relative += _gamma(operand_roundings, unit_roundoff(operand), True)
     error = torch.where(total == 0, 0.0, relative * total)
     if operand_roundings:
-        largest_code = _codes_less_zeros(weight).abs().amax().clamp(min=1.0)
+        largest_code = dequantize_codes(weight).abs().amax().clamp(min=1.0)
         lost = operand_roundings * _half_subnormal(operand) * largest_code
         error = error + lost * sizes.sum(dim=-1, keepdim=True)
     out = problem.out_dtype
@@ -330,7 +330,8 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else math.inf
 
 
-def _codes_less_zeros(weight: QuantizedWeight) -> torch.Tensor:
+def dequantize_codes(weight: QuantizedWeight) -> torch.Tensor:
+    """Each weight without its scales, decode(code) - zero: float64 [N, K]."""
     codes = decode(weight.codes_unpacked(), weight.spec.dtype)
     return codes if weight.zeros is None else codes - _per_value(weight, weight.zeros)
 
@@ -367,7 +368,7 @@ def _magnitudes(weight: QuantizedWeight, folded_offset: bool) -> torch.Tensor:
         offset = 2.0 ** (spec.dtype.bits - 1)
         sizes = codes + 2 * offset  # the code made unsigned, plus the offset
     else:
-        sizes = _codes_less_zeros(weight).abs()
+        sizes = dequantize_codes(weight).abs()
     return sizes * _scales(weight).abs()
 
 

@@ -280,17 +280,23 @@ class Gemm:
         self._bounds = [high for _, high in M_RANGES if high is not None]
         self._kernels: list[Kernel | None] = [None] * len(M_RANGES)
 
-    def __call__(self, x: torch.Tensor, operands: Operands, out: torch.Tensor) -> None:
+    def __call__(
+        self,
+        x: torch.Tensor,
+        operands: Operands,
+        out: torch.Tensor,
+        tokens: TokenScales | None = None,
+    ) -> None:
         """Enqueues a product on the current stream of the device; arguments as `Kernel.launch`."""
         index = self.device_index
         kernel = self.kernel(x.shape[0])
         if index < 0:
-            kernel.launch(x, operands, out, 0)  # the host runs one kernel after the other
+            kernel.launch(x, operands, out, 0, tokens)  # the host runs one kernel after the other
         elif torch.cuda.current_device() == index:
-            kernel.launch(x, operands, out, _current_stream(index))
+            kernel.launch(x, operands, out, _current_stream(index), tokens)
         else:
             with torch.cuda.device(index):
-                kernel.launch(x, operands, out, _current_stream(index))
+                kernel.launch(x, operands, out, _current_stream(index), tokens)
 
     def kernel(self, m: int) -> Kernel:
         """Returns the kernel that serves `m` tokens; composes, compiles and loads it if need be."""

@@ -77,7 +77,7 @@ def compose_source(
         "Out": f"humming::{_element(problem.out_dtype)}",
         "Mover": struct["mover"],
         "Mma": struct["mma"],
-        "Tokens": struct["tokens"].format(operand_bits=lowering.operand_bits),
+        "Tokens": _token_struct(problem, lowering, struct["tokens"]),
         "Dequant": "::weights::Dequant",
         "Scheduler": f"humming::RasterScheduler<{RASTER_GROUP}, {tile.split_k}>",
     }
@@ -136,7 +136,7 @@ def compose_source(
 
 def _weights(problem: GemmProblem, lowering: Lowering, struct: str) -> list[str]:
     weight = problem.weight
-    order = device_struct(weight.dtype.bits, lowering.operand_bits, "Order")
+    order = device_struct(weight.dtype.bits, lowering.packed_bits, lowering.operand_bits, "Order")
     return dequantizer(
         "weights",
         f"// (plane, register) -> word and bit of a lane's codes\n{order}",
@@ -150,8 +150,17 @@ def _weights(problem: GemmProblem, lowering: Lowering, struct: str) -> list[str]
 
 def _tokens(problem: GemmProblem, lowering: Lowering, struct: str) -> list[str]:
     dtype = problem.activation.dtype
-    order = f"using Order = humming::BottomOrder<{dtype.bits}, {lowering.operand_bits}>;"
+    widths = f"{dtype.bits}, {lowering.packed_bits}, {lowering.operand_bits}"
+    order = f"using Order = humming::TokenOrder<{widths}>;"
     return dequantizer("tokens", order, dtype, struct, fold=lowering.folds)
+
+
+def _token_struct(problem: GemmProblem, lowering: Lowering, struct: str) -> str:
+    return struct.format(
+        stored_bits=problem.activation.dtype.bits,
+        packed_bits=lowering.packed_bits,
+        operand_bits=lowering.operand_bits,
+    )
 
 
 def dequantizer(

@@ -81,7 +81,7 @@ def random_weight(spec: WeightSpec, n: int, k: int, device: str = "cpu") -> Quan
 
 def operands_of(plan: KernelPlan, weight: QuantizedWeight, bias: torch.Tensor | None) -> Operands:
     """The weight packed for a plan."""
-    packed = humming.pack(weight, operand_bits=plan.lowering.operand_bits)
+    packed = humming.pack(weight, operand_bits=plan.lowering.packed_bits)
     return Operands(packed.codes, packed.scales, packed.zeros, packed.second_scale, bias)
 
 

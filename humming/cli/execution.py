@@ -199,7 +199,7 @@ class Job:
             quantized = quantize(weight, problem.weight)
             self._wait()
         with outcome.timed("pack", announce):
-            packed = pack(quantized, operand_bits=plan.lowering.operand_bits)
+            packed = pack(quantized, operand_bits=plan.lowering.packed_bits)
             self._wait()
         with outcome.timed("compile", announce):
             compiled = compile_plan(plan)

@@ -262,7 +262,7 @@ def contract_source(component: Component) -> str:
     if component.slot == "tokens":
         made = next(c for c in SHARED if (c.slot, c.serves) == ("dequant", "float:float16"))
         lines += [f"#include <{made.header}>", *_dequantizer("tokens", made)]
-        struct = struct.format(operand_bits=16)
+        struct = struct.format(stored_bits=8, packed_bits=8, operand_bits=16)
     if concept:
         told = f"slot {component.slot}: {component.struct} is no {concept}"
         lines.append(f'static_assert(humming::{concept}<{struct}>, "{told}");')
@@ -280,5 +280,5 @@ def _dequantizer(namespace: str, component: Component) -> list[str]:
     kind, _, zero = kind.partition("-")
     dtype, operand = DataType.parse(_KINDS.get(kind, kind)), DataType.parse(operand_name)
     bits = 4 if operand.is_integer and operand.bits == 4 else 8 if operand.bits <= 8 else 16
-    order = device_struct(dtype.bits, bits, "Order")
+    order = device_struct(dtype.bits, bits, bits, "Order")
     return dequantizer(namespace, order, dtype, component.struct, zero_point=bool(zero))

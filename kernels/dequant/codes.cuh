@@ -28,13 +28,14 @@ __device__ inline u32 moved(u32 word) {
   }
 }
 
-// The Order of one register whose codes lie at the bottom of their slots.
-template <int kBits, int kSlotBits>
-struct BottomOrder {
+// The Order of registers whose codes lie at the bottom of slots of kPackedBits: operand register p
+// has those of slots p, p + r, ..., r being the ratio of the widths.
+template <int kBits, int kPackedBits, int kSlotBits>
+struct TokenOrder {
   static constexpr int kCodeBits = kBits, kOperandBits = kSlotBits, kPlanes = 1;
   static constexpr int kPlaneBits[1] = {kBits};
-  static constexpr int kWord[1][1] = {{0}};
-  static constexpr int kBit[1][1] = {{0}};
+  static constexpr int kWord[1][4] = {{0, 0, 0, 0}};
+  static constexpr int kBit[1][4] = {{0, kPackedBits, 2 * kPackedBits, 3 * kPackedBits}};
 };
 
 // 2^exponent, for factors of whole kernels.

@@ -15,7 +15,7 @@ namespace humming {
 template <class Order, class Code, class Type, template <class, class, class> class DequantHalf>
 struct DequantThroughHalf {
   using Operand = Type;
-  using Half = DequantHalf<BottomOrder<Code::kBits, 16>, Code, F16>;
+  using Half = DequantHalf<TokenOrder<Code::kBits, 16, 16>, Code, F16>;
   static constexpr int kBits = Code::kBits;
   static_assert(Order::kOperandBits == 8 && Order::kCodeBits == kBits,
                 "slot dequant: DequantThroughHalf reads codes packed for operands in bytes");

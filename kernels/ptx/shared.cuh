@@ -27,22 +27,17 @@ __device__ inline void ldmatrix_x2(unsigned (&d)[2], unsigned address) {
                : "memory");
 }
 
-// Narrow reads (PTX ISA 9.7.9.8 "ld").
-__device__ inline unsigned load_shared_u8(unsigned address) {
-  unsigned d;
-  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(d) : "r"(address) : "memory");
-  return d;
+__device__ inline void ldmatrix_x1(unsigned (&d)[1], unsigned address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
+               : "=r"(d[0])
+               : "r"(address)
+               : "memory");
 }
 
+// A narrow read (PTX ISA 9.7.9.8 "ld").
 __device__ inline unsigned load_shared_u16(unsigned address) {
   unsigned short d;
   asm volatile("ld.shared.u16 %0, [%1];" : "=h"(d) : "r"(address) : "memory");
-  return d;
-}
-
-__device__ inline unsigned load_shared_u32(unsigned address) {
-  unsigned d;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(d) : "r"(address) : "memory");
   return d;
 }
 

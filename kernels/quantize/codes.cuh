@@ -8,7 +8,7 @@ namespace humming {
 
 // The low bytes of four registers.
 __device__ inline u32 low_bytes(u32 a, u32 b, u32 c, u32 d) {
-  return ptx::permute(ptx::prmt<0x0040>(a, b, 0x5410), ptx::permute(c, d, 0x0040));
+  return ptx::permute(ptx::permute(a, b, 0x0040), ptx::permute(c, d, 0x0040), 0x5410);
 }
 
 // Of each code the low bits count, whatever is above them.

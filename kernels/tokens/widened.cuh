@@ -1,9 +1,12 @@
 // Slot tokens: activations of another type than the MMA takes, mostly a narrower one, converted on
 // the way to it.
-// Needs: what its component of slot dequant needs.
+// Needs: ldmatrix, and what its component of slot dequant needs.
 //
-// A lane's codes of a register are neighbours in a row: one narrow read brings them, they are spread
-// over the slots of the operand and dequantized like weights.
+// Weights are packed for operands of kPackedBits. A packed register of a lane holds 32 / kPackedBits
+// neighbours along K, and each of its kParts parts, every kParts-th code, is a register of the wider
+// operand. Activations are read and split in the same way, so that both sides agree on which values
+// of K an MMA step has:
+//   word of a lane, 8 bits in 16    x3 x2 x1 x0  ->  part 0: x2 x0,  part 1: x3 x1
 #pragma once
 
 #include <humming/dequant/codes.cuh>
@@ -11,50 +14,61 @@
 
 namespace humming {
 
-template <class Dequant, int kOperandBits>
+template <class Dequant, int kStoredBits, int kPackedBits, int kOperandBits>
 struct WidenedTokens {
-  static constexpr int kBits = Dequant::kBits;
+  static constexpr int kBits = kStoredBits;
   static constexpr float kFactor = Dequant::kFactor;
-  static constexpr int kElements = 32 / kOperandBits;
-  static constexpr int kRead = kElements * kBits / 8;  // bytes of the codes of a register
-  static_assert(kRead == 1 || kRead == 2 || kRead == 4,
-                "slot tokens: a register's codes are one, two or four bytes");
+  static constexpr int kParts = kOperandBits / kPackedBits;
+  // Codes that are as far apart as those of weights come as they are, 4-bit ones in pairs of bytes.
+  static constexpr bool kSpread = kStoredBits != kPackedBits;
+  static_assert(!kSpread || (kStoredBits == 4 && kPackedBits == 8),
+                "slot tokens: only 4-bit codes are spread, over bytes");
 
+  // What a lane adds to the address of a tile of 8 tokens, whose rows lie `pitch` bytes apart.
   static __device__ u32 lane_offset(int lane, int pitch) {
-    return (lane / 4) * pitch + (lane % 4) * kRead;
+    if constexpr (kSpread) {
+      return (lane / 4) * pitch + (lane % 4) * 2;
+    } else {
+      return (lane % 8) * pitch + (lane / 8) * 16;
+    }
   }
 
-  // B registers of MMA steps: (lane, r, e) -> (k E t + e + 4 E r, token g), E = 32 / kOperandBits.
+  // B registers of MMA steps, two each.
   template <int kRegisters>
   static __device__ void load(u32 (&b)[kRegisters], u32 address) {
+    u32 packed[kRegisters / kParts];
+    read(packed, address);
 #pragma unroll
-    for (int r = 0; r < kRegisters; ++r) {
+    for (int i = 0; i < kRegisters / kParts; ++i) {
       u32 words[kBits];
-      words[0] = spread(read(address + 4 * kRead * r));
-      b[r] = Dequant::template value<0>(words, Dequant::offset());
+      words[0] = packed[i];
+      b[kParts * i] = Dequant::template value<0>(words, Dequant::offset());
+      if constexpr (kParts > 1) {
+        b[kParts * i + 1] = Dequant::template value<1>(words, Dequant::offset());
+      }
+      if constexpr (kParts > 2) {
+        b[kParts * i + 2] = Dequant::template value<2>(words, Dequant::offset());
+        b[kParts * i + 3] = Dequant::template value<3>(words, Dequant::offset());
+      }
     }
   }
 
  private:
-  static __device__ u32 read(u32 address) {
-    if constexpr (kRead == 4) {
-      return ptx::load_shared_u32(address);
+  template <int kWords>
+  static __device__ void read(u32 (&packed)[kWords], u32 address) {
+    if constexpr (kSpread) {
+#pragma unroll
+      for (int i = 0; i < kWords; ++i) {
+        const u32 codes = ptx::load_shared_u16(address + 8 * i);
+        const u32 pairs = (codes | codes << 8) & 0x00ff00ffu;
+        packed[i] = (pairs | pairs << 4) & 0x0f0f0f0fu;
+      }
+    } else if constexpr (kWords == 4) {
+      ptx::ldmatrix_x4(packed, address);
+    } else if constexpr (kWords == 2) {
+      ptx::ldmatrix_x2(packed, address);
     } else {
-      return kRead == 2 ? ptx::load_shared_u16(address) : ptx::load_shared_u8(address);
-    }
-  }
-
-  // Neighbouring codes to the bottom of their slots.
-  static __device__ u32 spread(u32 codes) {
-    if constexpr (kBits == kOperandBits) {
-      return codes;
-    } else if constexpr (kBits == 8) {
-      return ptx::permute(codes, 0, 0x4140);
-    } else if constexpr (kOperandBits == 16) {
-      return (codes | codes << 12) & 0x000f000fu;
-    } else {
-      const u32 pairs = (codes | codes << 8) & 0x00ff00ffu;
-      return (pairs | pairs << 4) & 0x0f0f0f0fu;
+      ptx::ldmatrix_x1(packed, address);
     }
   }
 };

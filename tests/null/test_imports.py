@@ -25,6 +25,7 @@ LAYERS = (
     ("runtime",),
     ("quantized", "quantizer", "reference", "packing"),
     ("activations",),
+    ("quantized_ops",),
     ("ops",),
     ("nn",),
     ("cli", "testing"),
