@@ -117,6 +117,15 @@ class QuantizedActivation:
             self.spec, self.shape[1], self.codes, self.scales, self.zeros, self.second_scale
         )
 
+    def magnitudes(self) -> torch.Tensor:
+        """What kernels sum of each value at most: (|code| + |zero point|) * scales, float64 [m, k].
+
+        `humming.reference.error_bound` takes them as `x_sizes`.
+        """
+        parts = self.codes, self.scales, None, self.second_scale
+        codes = reference.dequantize_activation(self.spec, self.shape[1], *parts)
+        return codes.abs() + (self.dequantize() - codes).abs()
+
     def to(self, device: torch.device | str) -> "QuantizedActivation":
         """The same activations on another device; the tensors are shared if it is there already."""
         (m, _), codes = self.shape, self.codes
