@@ -3,7 +3,7 @@
 Codes of activations are drawn, not quantized, so that each code of a type turns up.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,6 +17,32 @@ from humming.quantized import QuantizedWeight, decode, decode_scales, pack_bits
 from humming.runtime import Operands, TokenScales
 
 _ROW_BYTES = 16
+
+CODES = (
+    *(f"int{bits}" for bits in range(1, 9)),
+    *(f"uint{bits}" for bits in range(1, 9)),
+    *("float4e2m1", "float6e2m3", "float6e3m2", "float8e4m3", "float8e5m2", "float8e3m4"),
+    *("float4e0m3", "float8e0m7", "float5e3m1", "float7e2m4", "float3e1m1"),
+)
+"""Types of weights: every integer, the floats with names, and some of the others."""
+GRANULARITIES = ("_tensor", "", "_g16", "_g32", "_g64", "_g128", "_block128", "_block64x32")
+SCALES = ("_sfp32", "_sfp16", "_sbf16", "_se4m3", "_sue8m0")
+ACTIVATIONS = (
+    *("fp16", "bf16", "int8", "int8_tensor", "int8_asym", "int8_g128", "int4", "int4_g64"),
+    *("fp8", "fp8_tensor", "fp8_g128", "float8e5m2", "mxfp8", "mxfp4", "nvfp4"),
+)
+
+
+def like(card: DeviceCapabilities, other: DeviceCapabilities) -> DeviceCapabilities:
+    """A card with the means of another device: its kernels, compiled for the card."""
+    return replace(
+        card,
+        movers=other.movers,
+        mma=other.mma,
+        features=other.features & card.features,
+        smem_per_block_bytes=other.smem_per_block_bytes,
+        sms=other.sms,
+    )
 
 
 @dataclass(frozen=True)
@@ -111,15 +137,22 @@ class Product:
 
     def excess(self, out: torch.Tensor) -> float:
         """By how much the worst output exceeds its bound; negative where none does."""
-        found = ((out.double() - self.exact).abs() - self.bound).max()
-        return float(torch.nan_to_num(found, nan=torch.inf))
+        error = (out.double() - self.exact).abs()
+        # An output that may overflow has an infinite bound; NaN is within none.
+        over = torch.where(error <= self.bound, -1.0, error - self.bound)
+        return float(torch.nan_to_num(over, nan=torch.inf).max())
 
 
 def random_product(
     problem: GemmProblem, caps: DeviceCapabilities, m: int, device: str = "cpu"
 ) -> Product:
     """A product of a problem, planned for a device; raises as `compose` does."""
-    plan = compose(problem, caps, m_range_of(m))
+    return product_of(compose(problem, caps, m_range_of(m)), m, device)
+
+
+def product_of(plan: KernelPlan, m: int, device: str = "cpu") -> Product:
+    """Random operands for a plan."""
+    problem = plan.problem
     weight = random_weight(problem.weight, problem.n, problem.k, device)
     tokens = random_tokens(problem.activation, m, problem.k, device)
     out_dtype = getattr(torch, problem.out_dtype.name)

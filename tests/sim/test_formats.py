@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from products import random_product
+from products import ACTIVATIONS, CODES, GRANULARITIES, SCALES, random_product
 
 import humming
 from humming import plugins
@@ -14,18 +14,6 @@ from humming.runtime import Kernel
 
 # One device of each set of warp-level instructions.
 DEVICES = ("t4", "a100_80gb", "l40s", "h200", "rtx5090", "zw810e")
-CODES = (
-    *(f"int{bits}" for bits in range(1, 9)),
-    *(f"uint{bits}" for bits in range(1, 9)),
-    *("float4e2m1", "float6e2m3", "float6e3m2", "float8e4m3", "float8e5m2", "float8e3m4"),
-    *("float4e0m3", "float8e0m7", "float5e3m1", "float7e2m4", "float3e1m1"),
-)
-GRANULARITIES = ("_tensor", "", "_g16", "_g32", "_g64", "_g128", "_block128", "_block64x32")
-SCALES = ("_sfp32", "_sfp16", "_sbf16", "_se4m3", "_sue8m0")
-ACTIVATIONS = (
-    *("fp16", "bf16", "int8", "int8_tensor", "int8_asym", "int8_g128", "int4", "int4_g64"),
-    *("fp8", "fp8_tensor", "fp8_g128", "float8e5m2", "mxfp8", "mxfp4", "nvfp4"),
-)
 
 
 @st.composite
