@@ -380,6 +380,10 @@ def _scale_sites(
         objections.append(f"scales in operand: products would round to {row.a}")
     elif _products_exact(problem, row.a):
         sites.append((OPERAND, ()))
+    elif row.b != problem.activation.dtype:
+        objections.append(
+            f"scales in operand: products of exact activations would round to {row.a}"
+        )
     elif row.a == weight.scale_dtype:
         sites.append((OPERAND, (f"weight times scale rounds to {row.a}",)))
     else:

@@ -102,7 +102,7 @@ def error_bound(
       Numerical behavior of NVIDIA tensor cores, PeerJ CS 7:e330, 2021); 2**-10 where the problem
       permits float16 accumulation.
     - r = `operand_roundings`, u_op = `unit_roundoff` of the operands' type: the activations', or
-      float16 where those are narrow.
+      that of float zero points where those are narrow.
     - u_out = `unit_roundoff` of the output type and h_out half its smallest subnormal; h is what
       subnormal operands lose. Where y may exceed the largest number of the output type the
       bound is infinite.
@@ -143,7 +143,8 @@ def error_bound(
         total = total + bias.to(torch.float64).abs()
     k, operand = weight.shape[1], problem.activation.dtype
     if operand.is_narrow:
-        operand = float16  # what narrow activations are made wider to, if they are rounded at all
+        # Only float zero points round an operand there, to the type that they have themselves.
+        operand = weight.spec.scale_dtype
     half = problem.fp16_accumulation
     roundoff = _HALF_ACCUMULATION_ROUNDOFF if half else _ACCUMULATION_ROUNDOFF
     relative = _gamma(k + math.ceil(k / 4) + split_k + 4, roundoff, certain)
