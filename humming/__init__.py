@@ -24,6 +24,8 @@ _EXPORTS = {
     "PackedWeight": "humming.packing",
     "pack": "humming.packing",
     "unpack": "humming.packing",
+    "QuantizedActivation": "humming.activations",
+    "quantize_activation": "humming.activations",
     "matmul": "humming.ops",
     "QuantLinear": "humming.nn",
     "HummingError": "humming.errors",

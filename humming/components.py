@@ -5,11 +5,17 @@ Plugins add more through `humming_components`.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from itertools import product
 
+from humming.dtypes import NARROW
 from humming.errors import PluginError
 
-SLOTS = ("mover", "mma", "dequant", "convert", "mainloop", "epilogue", "scheduler")
+SLOTS = (
+    *("mover", "mma", "dequant", "tokens", "convert", "mainloop", "epilogue", "scheduler"),
+    "encode",
+)
 """The slots of a kernel; `kernels/contracts.cuh` has the contract of each."""
 
 
@@ -19,12 +25,17 @@ class Component:
 
     Attributes:
         slot: one of `SLOTS`.
-        serves: key of what it serves: a mover's name; `MmaRow.key`; `int4:bfloat16` for weights
-            dequantized to an operand type; the instruction family of a mainloop; a name such as
-            `tile` for epilogues and schedulers.
+        serves: key of what it serves: a mover's name; `MmaRow.key`; `int:bfloat16` for weights of
+            a kind of type (`DataType.kind`), whatever its width, dequantized to an operand type;
+            the instruction family of a mainloop; a name such as `tile` for epilogues and
+            schedulers; the type of the codes for encoders, and after a colon the feature that they
+            need: `float8e4m3`, `float8e4m3:cvt_fp8`.
         header: `humming/mma/sync_m16n8k16.cuh`, found in an include folder.
         struct: the C++ type, which may hold template arguments:
-            `humming::MmaSync16816<humming::Bf16>`.
+            `humming::MmaSync16816<humming::Bf16>`. A dequantizer's are among Order, Code, kFold
+            and kZeroPoint, which the composed source defines; in those of tokens `{stored_bits}`,
+            `{packed_bits}` and `{operand_bits}` stand for the widths of activations in memory, of
+            what weights are packed for, and of the operand.
 
     Raises:
         PluginError: a field is not of this form.
@@ -55,36 +66,117 @@ class Component:
                 raise PluginError(f"component {told}: {name} = {getattr(self, name)!r} {rule}")
 
 
+# Element types of device code by the names of operands.
+_INTEGERS = {"int8": "S8", "uint8": "U8", "int4": "S4", "uint4": "U4"}
+_FLOATS = {"float8e4m3": "E4m3", "float8e5m2": "E5m2"}
+_NARROW_FLOATS = {"float6e3m2": "E3m2", "float6e2m3": "E2m3", "float4e2m1": "E2m1"}
+
+
+def _mma_sync() -> Iterator[Component]:
+    """Warp-level instructions, by row."""
+    for key, header, struct in (
+        ("m16n8k8:float16:float16:float32", "sync_m16n8k8", "MmaSync1688F16"),
+        ("m16n8k8:float16:float16:float16", "sync_m16n8k8", "MmaSync1688HalfSums"),
+        ("m16n8k16:float16:float16:float32", "sync_m16n8k16", "MmaSync16816<humming::F16>"),
+        ("m16n8k16:bfloat16:bfloat16:float32", "sync_m16n8k16", "MmaSync16816<humming::Bf16>"),
+        ("m16n8k16:float16:float16:float16", "sync_m16n8k16", "MmaSync16816HalfSums"),
+        *_integer_mma("m16n8k32", "m8n8k16", ("int8", "uint8")),
+        *_integer_mma("m16n8k64", "m8n8k32", ("int4", "uint4")),
+        *_float8_mma(),
+    ):
+        yield Component("mma", f"mma_sync:{key}", f"humming/mma/{header}.cuh", f"humming::{struct}")
+
+
+def _integer_mma(wide: str, narrow: str, types: tuple[str, str]) -> Iterator[tuple[str, str, str]]:
+    for a, b in product(types, types):
+        pair = f"<humming::{_INTEGERS[a]}, humming::{_INTEGERS[b]}>"
+        yield f"{wide}:{a}:{b}:int32", "sync_integer", f"MmaSyncInteger{pair}"
+        yield f"{narrow}:{a}:{b}:int32", "sync_integer", f"MmaSyncIntegerM8{pair}"
+
+
+def _float8_mma() -> Iterator[tuple[str, str, str]]:
+    types = _FLOATS | _NARROW_FLOATS
+    for a, b in product(types, types):
+        pair = f"<humming::{types[a]}, humming::{types[b]}>"
+        yield f"m16n8k32:{a}:{b}:float32", "sync_float8", f"MmaSyncFloat8{pair}"
+
+
+def _dequant() -> Iterator[Component]:
+    """Kinds of codes to operand types, of weights and, where they are made wider, of tokens."""
+    rows: list[tuple[str, str, str, str]] = []
+    for name, element in (("float16", "F16"), ("bfloat16", "Bf16")):
+        integer = f"DequantInteger16<Order, Code, humming::{element}>"
+        rows += [(kind, name, "integer_16", integer) for kind in ("int", "uint", "uint-zero")]
+        magnitude = f"DequantMagnitude16<Order, Code, humming::{element}>"
+        rows.append(("sign_magnitude", name, "magnitude_16", magnitude))
+        floating = f"DequantFloat16<Order, Code, humming::{element}, kFold>"
+        rows.append(("float", name, "float_16", floating))
+    for name, element in _INTEGERS.items():
+        signed, types = name.startswith("int"), f"Order, Code, humming::{element}"
+        kinds = ["int" if signed else "uint"]
+        # Unsigned codes of fewer bits are numbers of the signed type as they are.
+        kinds += ["uint", "uint-zero"] if name == "int8" else ["uint"] if signed else []
+        integer = f"DequantInteger8<{types}, kZeroPoint>"
+        rows += [(kind, name, "integer_8", integer) for kind in kinds]
+        if signed:
+            rows.append(("sign_magnitude", name, "magnitude_8", f"DequantMagnitude8<{types}>"))
+    for name, element in (_FLOATS | _NARROW_FLOATS).items():
+        types = f"Order, Code, humming::{element}"
+        rows.append(("float", name, "float_8", f"DequantFloat8<{types}>"))
+        if name in _FLOATS:
+            through = f"DequantThroughHalf<{types}, humming::Dequant"
+            kinds = ["int", "uint", "uint-zero"]
+            rows += [(kind, name, "through_half", f"{through}Integer16>") for kind in kinds]
+            rows.append(("sign_magnitude", name, "through_half", f"{through}Magnitude16>"))
+    for slot, (kind, name, header, struct) in product(("dequant", "convert"), rows):
+        path = f"humming/dequant/{header}.cuh"
+        yield Component(slot, f"{kind}:{name}", path, f"humming::{struct}")
+
+
+def _encoders() -> Iterator[Component]:
+    """By plain arithmetic, for every type of 4 or 8 bits in which halves have an even neighbour."""
+    for dtype in NARROW:
+        if dtype.kind == "int" and dtype.bits in (4, 8):
+            struct = f"humming::EncodeInt<{dtype.bits}>"
+            yield Component("encode", dtype.name, "humming/quantize/encode_int.cuh", struct)
+        elif dtype.kind in ("float", "sign_magnitude") and dtype.bits in (4, 8):
+            exponent, mantissa = dtype.exponent_bits, dtype.mantissa_bits
+            codes = 1 << (dtype.bits - 1)
+            beyond = {"none": 0, "fn": 1, "ieee": 1 << mantissa}[dtype.specials]
+            nan = -1 if dtype.nan_code is None else dtype.nan_code
+            numbers = f"{exponent}, {mantissa}, {codes - 1 - beyond}, {nan}"
+            struct = f"humming::EncodeFloat<{numbers}>"
+            if mantissa:
+                yield Component("encode", dtype.name, "humming/quantize/encode_float.cuh", struct)
+
+
 SHARED: tuple[Component, ...] = (
     Component("mover", "cp_async", "humming/mover/cp_async.cuh", "humming::CpAsyncMover"),
     Component("mover", "plain", "humming/mover/plain.cuh", "humming::PlainMover"),
+    *_mma_sync(),
+    *_dequant(),
     Component(
-        "mma",
-        "mma_sync:m16n8k8:float16:float16:float32",
-        "humming/mma/sync_m16n8k8.cuh",
-        "humming::MmaSync1688F16",
+        "tokens",
+        "direct",
+        "humming/tokens/direct.cuh",
+        "humming::DirectTokens<{operand_bits}>",
     ),
     Component(
-        "mma",
-        "mma_sync:m16n8k16:float16:float16:float32",
-        "humming/mma/sync_m16n8k16.cuh",
-        "humming::MmaSync16816<humming::F16>",
-    ),
-    Component(
-        "mma",
-        "mma_sync:m16n8k16:bfloat16:bfloat16:float32",
-        "humming/mma/sync_m16n8k16.cuh",
-        "humming::MmaSync16816<humming::Bf16>",
-    ),
-    *(
-        Component("dequant", f"{code}:{operand}", f"humming/dequant/int4_{short}.cuh", struct)
-        for code, signed in (("int4", "true"), ("uint4", "false"))
-        for operand, short, struct in (
-            ("float16", "f16", f"humming::DequantInt4F16<Order, {signed}>"),
-            ("bfloat16", "bf16", f"humming::DequantInt4Bf16<Order, {signed}>"),
-        )
+        "tokens",
+        "widened",
+        "humming/tokens/widened.cuh",
+        "humming::WidenedTokens<::tokens::Dequant, {stored_bits}, {packed_bits}, {operand_bits}>",
     ),
     Component("mainloop", "mma_sync", "humming/mainloop/mma_sync.cuh", "humming::MmaSyncMainloop"),
     Component("epilogue", "tile", "humming/epilogue/tile.cuh", "humming::TileEpilogue"),
+    *_encoders(),
+    *(
+        Component("encode", f"{code}:{feature}", f"humming/quantize/{header}.cuh", struct)
+        for code, feature, header, struct in (
+            ("float8e4m3", "cvt_fp8", "encode_fp8", "humming::EncodeE4m3Pairs"),
+            ("float8e5m2", "cvt_fp8", "encode_fp8", "humming::EncodeE5m2Pairs"),
+            ("float4e2m1", "cvt_fp6_fp4", "encode_fp4", "humming::EncodeE2m1Pairs"),
+        )
+    ),
 )
 """The components of `kernels/`, for every device whose rows have what they serve."""

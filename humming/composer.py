@@ -5,7 +5,7 @@ can be built into a `KernelPlan`; `plan` does so for names, and is what users ca
 receive the plan and never look the device up again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import TypeVar
@@ -126,6 +126,36 @@ def decide(
     ranked = _BATCH_INVARIANT_RANGE if problem.batch_invariant else m_range
     at = ranked[1] or max(ranked[0], _OPEN_RANGE_M)
     lowerings, rejected = enumerate_lowerings(problem, caps)
+    ready, missing, unfit = _options(problem, lowerings, caps, ranked, at, registry)
+    if not ready:
+        # Wider activations are worse than what is missing, and better than nothing.
+        wider, rejected_too = enumerate_lowerings(problem, caps, widen=True)
+        wider = tuple(lowering for lowering in wider if lowering not in lowerings)
+        ready, missing_too, unfit_too = _options(problem, wider, caps, ranked, at, registry)
+        if ready:
+            missing, unfit, rejected = missing + missing_too, unfit + unfit_too, rejected_too
+    decision = Decision(
+        problem,
+        caps,
+        m_range,
+        at,
+        tuple(_ranked(ready)),
+        tuple(_ranked(missing)),
+        tuple(unfit),
+        rejected,
+    )
+    return decision.at(m)
+
+
+def _options(
+    problem: GemmProblem,
+    lowerings: Iterable[Lowering],
+    caps: DeviceCapabilities,
+    ranked: MRange,
+    at: int,
+    registry: Registry,
+) -> tuple[list[Ready], list[Missing], list[Rejection]]:
+    """Lowerings that can be built, each with its best tile; that lack parts; that no tile fits."""
     ready: list[Ready] = []
     missing: list[Missing] = []
     unfit: list[Rejection] = []
@@ -143,17 +173,7 @@ def decide(
             ready.append(min(options, key=_rank))
         else:
             unfit.append(Rejection(lowering.name, why_no_tile(problem, caps)))
-    decision = Decision(
-        problem,
-        caps,
-        m_range,
-        at,
-        tuple(_ranked(ready)),
-        tuple(_ranked(missing)),
-        tuple(unfit),
-        rejected,
-    )
-    return decision.at(m)
+    return ready, missing, unfit
 
 
 def compose(
@@ -335,7 +355,7 @@ def _buildable(
     problem: GemmProblem, caps: DeviceCapabilities, m_range: MRange, registry: Registry
 ) -> bool:
     """Whether `decide` would find a lowering that is ready, without ranking any."""
-    lowerings, _ = enumerate_lowerings(problem, caps)
+    lowerings, _ = enumerate_lowerings(problem, caps, widen=True)
     return any(
         candidates(problem, lowering, caps, m_range)
         for lowering in lowerings

@@ -17,6 +17,7 @@ of the codes and on the width of the operand that they are dequantized to, never
   `and` with a mask therefore yields a whole register of codes, at a known bit.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -137,25 +138,55 @@ def brick_order(code_bits: int, operand_bits: int) -> BrickOrder:
     )
 
 
-def device_struct(code_bits: int, operand_bits: int, name: str) -> str:
+def widened_register(packed_bits: int, operand_bits: int, register: int) -> tuple[int, int]:
+    """Where an MMA's A register of wider operands finds its codes: packed register, part.
+
+    A weight that is packed for narrow operands serves wider ones as well. Of the codes that a
+    packed register holds, those in slots p, p + r, p + 2r, ... (r the ratio of the widths) make
+    part p, one operand register with a code in each of its wider slots. The parts follow each
+    other along K, in which activations that are split the same way make the same order of it.
+
+    >>> [widened_register(8, 16, register) for register in range(4)]
+    [(0, 0), (1, 0), (0, 1), (1, 1)]
+    """
+    step, part = divmod(register, 4)
+    # Registers 0, 1 and 2, 3 of an MMA step are two runs of K; the low bit is the half of the rows.
+    packed_run, sub = divmod(2 * step + (part >> 1), operand_bits // packed_bits)
+    return 4 * (packed_run // 2) + 2 * (packed_run % 2) + (part & 1), sub
+
+
+def device_struct(code_bits: int, packed_bits: int, operand_bits: int, name: str) -> str:
     """The order as a C++ struct of constants, for the composed source.
 
     `kWord[plane][register]` and `kBit[plane][register]` place element 0 of each of a lane's MMA
-    registers; element e lies `kSlotBits[plane] * e` bits above it.
+    registers of `operand_bits`; element e lies `operand_bits * e` bits above it.
+
+    Args:
+        code_bits: width of a code.
+        packed_bits: width of the operand that the weight is packed for.
+        operand_bits: width of the operand that it is dequantized to, that or a wider one.
+        name: of the struct.
     """
-    elements = 32 // _checked_operand(operand_bits)
-    registers = CODES_PER_LANE // elements
+    if _checked_operand(operand_bits) < _checked_operand(packed_bits):
+        raise UnsupportedError(
+            f"a weight packed for {packed_bits}-bit operands in {operand_bits}-bit ones",
+            "its codes lie too far apart",
+            "Pack it for the narrower operand.",
+        )
+    elements = 32 // packed_bits
     widths = planes(code_bits)
-    rows = [fields(code_bits, operand_bits, register * elements) for register in range(registers)]
+    found = [widened_register(packed_bits, operand_bits, r) for r in range(operand_bits)]
+    rows = [(fields(code_bits, packed_bits, source * elements), sub) for source, sub in found]
 
-    def table(pick: str) -> str:
-        values = [[getattr(row[plane], pick) for row in rows] for plane in range(len(widths))]
-        return "{" + ", ".join("{" + ", ".join(map(str, line)) + "}" for line in values) + "}"
-
-    def flat(values: tuple[int, ...]) -> str:
+    def flat(values: Iterable[int]) -> str:
         return "{" + ", ".join(map(str, values)) + "}"
 
-    sizes, slots = chunks(code_bits), tuple(max(operand_bits, width) for width in widths)
+    words = [flat(row[plane].word for row, _ in rows) for plane in range(len(widths))]
+    bits = [
+        flat(row[plane].bit + packed_bits * sub for row, sub in rows)
+        for plane in range(len(widths))
+    ]
+    sizes = chunks(code_bits)
     return "\n".join(
         [
             f"struct {name} {{",
@@ -165,9 +196,8 @@ def device_struct(code_bits: int, operand_bits: int, name: str) -> str:
             f"  static constexpr int kChunks = {len(sizes)};",
             f"  static constexpr int kChunkWords[{len(sizes)}] = {flat(sizes)};",
             f"  static constexpr int kPlaneBits[{len(widths)}] = {flat(widths)};",
-            f"  static constexpr int kSlotBits[{len(widths)}] = {flat(slots)};",
-            f"  static constexpr int kWord[{len(widths)}][{registers}] = {table('word')};",
-            f"  static constexpr int kBit[{len(widths)}][{registers}] = {table('bit')};",
+            f"  static constexpr int kWord[{len(widths)}][{len(rows)}] = {{{', '.join(words)}}};",
+            f"  static constexpr int kBit[{len(widths)}][{len(rows)}] = {{{', '.join(bits)}}};",
             "};",
         ]
     )

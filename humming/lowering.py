@@ -66,6 +66,7 @@ class Lowering:
         mover: what brings tiles to shared memory: tma, bulk, cp_async or plain.
         mainloop: the instruction family.
         layout: of the packed weights, "brick" or "k_major".
+        packed_bits: width of the operand that weights are packed for; `operand_bits` or less.
         notes: what a reader of the plan must know: legacy, undocumented, widened from X to Y, ...
     """
 
@@ -76,6 +77,7 @@ class Lowering:
     mover: str
     mainloop: str
     layout: str
+    packed_bits: int
     notes: tuple[str, ...] = ()
 
     @property
@@ -86,12 +88,20 @@ class Lowering:
 
     @property
     def operand_bits(self) -> int:
-        """Width of a weight in an operand register: what the brick order depends on."""
-        if self.operand.bits > 8:
-            return 16
-        packed = self.operand.is_integer or (self.mma.block_scale and self.mma.shape[2] >= 64)
-        narrow = max(self.operand.bits, self.activation_operand.bits) <= 4
-        return 4 if packed and narrow else 8  # 4- and 6-bit floats otherwise sit in a byte each
+        """Width of a weight in an operand register."""
+        return operand_bits(self.mma)
+
+    @property
+    def step_k(self) -> int:
+        """K values after which scales may change: those of an MMA step of 256 bits, or of what the
+        steps that share packed registers take together."""
+        return step_k(self.mma, self.packed_bits)
+
+    @property
+    def folds(self) -> bool:
+        """Whether operands may be powers of two too small, which scales put back: not if sums are
+        halves, which would lose them."""
+        return self.mma.accumulator.bits == 32
 
     def operand_roundings(self, problem: GemmProblem) -> int:
         """How often a weight is rounded to the operand's type; 0 where operands are exact."""
@@ -121,14 +131,49 @@ class Lowering:
             Requirement("epilogue", "tile"),
         ]
         if self.layout == BRICK:
-            pair = f"{problem.weight.dtype.name}:{self.operand.name}"
+            zero = "-zero" if problem.weight.zero_point == "integer" else ""
+            pair = f"{problem.weight.dtype.kind}{zero}:{self.operand.name}"
             needed.append(Requirement("dequant", pair))
-        if self.activation_operand != problem.activation.dtype:
-            pair = f"{problem.activation.dtype.name}:{self.activation_operand.name}"
-            needed.append(Requirement("convert", pair))
+        activation = problem.activation.dtype
+        straight = self.operand_bits == self.packed_bits == activation.bits
+        if self.activation_operand == activation and straight:
+            needed.append(Requirement("tokens", "direct"))
+        else:
+            pair = f"{activation.kind}:{self.activation_operand.name}"
+            needed += [Requirement("tokens", "widened"), Requirement("convert", pair)]
         if problem.experts:
             needed.append(Requirement("scheduler", "experts"))
         return tuple(needed)
+
+
+def operand_bits(row: MmaRow) -> int:
+    """Width of a weight in an operand register of an instruction."""
+    if row.a.bits > 8:
+        return 16
+    packed = row.a.is_integer or (row.block_scale and row.shape[2] >= 64)
+    narrow = max(row.a.bits, row.b.bits) <= 4
+    return 4 if packed and narrow else 8  # 4- and 6-bit floats otherwise sit in a byte each
+
+
+def step_k(row: MmaRow, packed: int) -> int:
+    """K values after which scales may change, of an instruction and a packed width."""
+    return max(row.shape[2], 256 // operand_bits(row), 128 // packed)
+
+
+def packed_bits(problem: GemmProblem, row: MmaRow | None = None) -> int:
+    """Width of the operands that a problem's weight is packed for, on every device alike.
+
+    That of the activations as they are stored, or 8 where 4 bits do not hold the weights or would
+    mix groups of K in one register. Devices that multiply in wider operands widen both sides.
+    Instructions that apply block scales of 4-bit types (`row`) read 4 bits at once.
+    """
+    if row is not None and row.block_scale:
+        return operand_bits(row)
+    activation, weight = problem.activation.dtype, problem.weight.dtype
+    if not activation.is_narrow:
+        return 16
+    narrow = activation.bits <= 4 and weight.bits <= 4 and scale_step(problem) % 32 == 0
+    return 4 if narrow else 8
 
 
 # -- exactness, from the types' values ----------------------------------------------------------
@@ -190,7 +235,7 @@ def _holds(operand: DataType, values: _Values) -> bool:
 
 
 def enumerate_lowerings(
-    problem: GemmProblem, caps: DeviceCapabilities
+    problem: GemmProblem, caps: DeviceCapabilities, *, widen: bool = False
 ) -> tuple[tuple[Lowering, ...], tuple[Rejection, ...]]:
     """Every lowering that the device's rows allow, and each discarded choice with its reason.
 
@@ -198,7 +243,8 @@ def enumerate_lowerings(
     used unasked, then everything that does not take the types.
 
     Activations are widened only where no row takes the problem's pair of types as it is, since a
-    wider operand costs rate and may lose what the narrow one guarantees (exact int32 sums).
+    wider operand costs rate and may lose what the narrow one guarantees (exact int32 sums); or,
+    with `widen`, where one does too: for those who cannot build what it needs.
     """
     by_scales: list[Rejection] = []
     by_consent: list[Rejection] = []
@@ -210,6 +256,8 @@ def enumerate_lowerings(
             by_types.append(Rejection(row.name, mismatch))
         elif reserve := _reserve(problem, row):
             by_consent.append(Rejection(row.name, reserve))
+        elif needless := _superseded(row, caps):
+            by_types.append(Rejection(row.name, needless))
         else:
             sites, objections = _scale_sites(problem, row)
             by_scales += [Rejection(row.name, why) for why in objections]
@@ -218,8 +266,8 @@ def enumerate_lowerings(
             ]
             (straight if row.b == problem.activation.dtype else widened).extend(found)
     rejected = (*by_scales, *by_consent, *by_types)
-    if not straight:
-        return tuple(widened), rejected
+    if widen or not straight:
+        return (*straight, *widened), rejected
     taken = straight[0].mma.instruction
     why = f"would widen {problem.activation.dtype} activations; {taken} takes them as they are"
     names = dict.fromkeys(lowering.mma.name for lowering in widened)
@@ -237,8 +285,10 @@ def _mismatch(problem: GemmProblem, row: MmaRow) -> str | None:
         return f"{weight.dtype} minus its zero point is not exact in {row.a}"
     if weight.zero_point == "float" and row.a != weight.scale_dtype:
         return f"{weight.scale_dtype} zero points cannot be subtracted in {row.a}"
-    if not activation.symmetric:
-        return "activations with a zero point need a correction that no epilogue applies"
+    if operand_bits(row) < packed_bits(problem, row):
+        return f"reads operands of {operand_bits(row)} bits, and weights are packed for more"
+    if not activation.symmetric and activation_group(problem):
+        return "zero points of groups of activations need sums of weights that no epilogue has"
     return None
 
 
@@ -251,6 +301,23 @@ def _reserve(problem: GemmProblem, row: MmaRow) -> str | None:
     if row.accumulator.bits == 16 and not problem.fp16_accumulation:
         return "accumulates in float16; used only with fp16_accumulation=True"
     return None
+
+
+def _superseded(row: MmaRow, caps: DeviceCapabilities) -> str | None:
+    """Why a row is needless beside one that does the same on more rows and values of K at once."""
+    m, n, k = row.shape
+    for other in caps.mma:
+        rows, tokens, depth = other.shape
+        larger = tokens == n and rows % m == 0 and depth % k == 0 and (rows, depth) > (m, k)
+        if larger and all(getattr(row, field) == getattr(other, field) for field in _SAME_WORK):
+            return f"{other.name} does the same in fewer instructions"
+    return None
+
+
+_SAME_WORK = (
+    *("instruction", "a", "b", "accumulator", "block_scale"),
+    *("rate_class", "legacy", "emulated", "undocumented"),
+)
 
 
 def _lacking_families(problem: GemmProblem, caps: DeviceCapabilities) -> Iterator[Rejection]:
@@ -301,9 +368,9 @@ def _scale_sites(
         return [], [overflow]
     if not step:
         return [(EPILOGUE, ())], []
-    k = row.shape[2]
+    k = step_k(row, packed_bits(problem, row))
     if step % k:
-        return [], [f"a scale per {step} values of K does not divide into the instruction's {k}"]
+        return [], [f"a scale per {step} values of K does not divide into the {k} of an MMA step"]
     sites.append((ACCUMULATOR, ()))
     if not groups[0]:
         objections.append("scales in operand: weights have no scales per group")
@@ -313,6 +380,10 @@ def _scale_sites(
         objections.append(f"scales in operand: products would round to {row.a}")
     elif _products_exact(problem, row.a):
         sites.append((OPERAND, ()))
+    elif row.b != problem.activation.dtype:
+        objections.append(
+            f"scales in operand: products of exact activations would round to {row.a}"
+        )
     elif row.a == weight.scale_dtype:
         sites.append((OPERAND, (f"weight times scale rounds to {row.a}",)))
     else:
@@ -381,6 +452,7 @@ def _with_movers(
             mover=mover,
             mainloop=row.instruction,
             layout=K_MAJOR if from_shared and "shared" in row.a_sites else BRICK,
+            packed_bits=packed_bits(problem, row),
             notes=notes,
         )
 

@@ -8,9 +8,10 @@ import torch
 
 from humming.errors import UnsupportedError, check_type
 from humming.formats import ActivationSpec, WeightSpec
-from humming.ops import ACTIVATION_DTYPES, MISUSE, OPERAND_BITS, check_arguments, multiply
+from humming.ops import MISUSE, check_arguments, multiply
 from humming.packing import PackedWeight, check_packed, pack
 from humming.quantized import QuantizedWeight
+from humming.quantized_ops import multiply_quantized, packed_bits_for
 from humming.quantizer import quantize
 from humming.runtime import Operands
 
@@ -28,10 +29,12 @@ class QuantLinear(torch.nn.Module):
     a layer of the same format and sizes.
 
     Args:
-        weight: packed [N, K] for 16-bit operands.
+        weight: packed [N, K] for the activations.
         bias: [N] of a floating dtype, or None. One that has not the dtype of the activations is
             cast in each call.
-        activation: "fp16" or "bf16" to accept only these activations; None accepts both.
+        activation: "fp16" or "bf16" to accept only these activations; a format such as "int8" or
+            "fp8" to quantize them to, in each call and with scales of their own; None accepts both
+            16-bit types as they are.
 
     Attributes:
         in_features, out_features: K and N.
@@ -43,6 +46,7 @@ class QuantLinear(torch.nn.Module):
     zeros: torch.Tensor | None
     second_scale: torch.Tensor | None
     bias: torch.Tensor | None
+    row_sums: torch.Tensor | None
 
     def __init__(
         self,
@@ -57,12 +61,14 @@ class QuantLinear(torch.nn.Module):
             check_type("a QuantLinear", "the bias", bias, torch.Tensor, "Pass a tensor or None.")
         self.out_features, self.in_features = weight.shape
         self.weight_spec: WeightSpec = weight.spec
-        self.activation_dtype = _activation_dtype(activation)
-        if weight.operand_bits != OPERAND_BITS:
+        self.activation_dtype, self.activation_spec = _activation(activation)
+        told = self.activation_spec.name if self.activation_spec else "fp16"
+        wanted = packed_bits_for(weight.spec, told, *weight.shape)
+        if weight.operand_bits != wanted:
             raise UnsupportedError(
                 f"a QuantLinear with a weight packed for {weight.operand_bits}-bit operands",
-                "activations of 16 bits are multiplied as they are",
-                f"Pack the weight with operand_bits={OPERAND_BITS}.",
+                f"activations {told} are multiplied by one packed for {wanted} bits",
+                f"Pack the weight with humming.pack(weight, activation={told!r}).",
             )
         if bias is not None and (
             bias.shape != (self.out_features,) or not bias.is_floating_point()
@@ -76,14 +82,18 @@ class QuantLinear(torch.nn.Module):
         self._metadata = weight.metadata()
         # The name is computed here, because forward runs often and is traced by torch.compile.
         self._format = weight.spec.name
+        self._activation = self.activation_spec.name if self.activation_spec else None
         buffers = weight.tensors()
+        if self.activation_spec is not None and not self.activation_spec.symmetric:
+            buffers["row_sums"] = weight.row_sums
         if bias is not None:
             buffers["bias"] = bias.detach().to(
                 weight.codes.device, self.activation_dtype or bias.dtype
             )
         # Those that are None come last: torch.export loses count of buffers after one.
-        for name in sorted((*_PACKED, "bias"), key=lambda name: name not in buffers):
-            self.register_buffer(name, buffers.get(name))
+        for name in sorted((*_PACKED, "bias", "row_sums"), key=lambda name: name not in buffers):
+            # What follows from the weight is no part of the state.
+            self.register_buffer(name, buffers.get(name), persistent=name != "row_sums")
 
     # -- making one ---------------------------------------------------------------------------
 
@@ -126,7 +136,7 @@ class QuantLinear(torch.nn.Module):
         device: torch.device | str | None = None,
     ) -> "QuantLinear":
         """Packs a quantized weight, on `device` if given, else where it lies."""
-        packed = pack(weight, operand_bits=OPERAND_BITS, device=device)
+        packed = pack(weight, device=device, activation=activation or "fp16")
         return cls(packed, bias, activation=activation)
 
     @classmethod
@@ -157,6 +167,8 @@ class QuantLinear(torch.nn.Module):
             bias = buffers["bias"]
             if bias is not None and bias.dtype != dtype:
                 bias = bias.to(dtype)
+            if self._activation is not None:
+                return self._quantized(x, bias)
             operands = Operands(
                 buffers["codes"], buffers["scales"], buffers["zeros"], buffers["second_scale"], bias
             )
@@ -164,6 +176,12 @@ class QuantLinear(torch.nn.Module):
         except MISUSE:
             check_arguments(x)
             raise
+
+    def _quantized(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        buffers: dict[str, Any] = self._buffers
+        weight = tuple(buffers[name] for name in (*_PACKED, "row_sums"))
+        shape = self.out_features, self.in_features
+        return multiply_quantized(x, weight, bias, self._activation or "", self._format, shape)
 
     @property
     def packed(self) -> PackedWeight:
@@ -193,6 +211,8 @@ class QuantLinear(torch.nn.Module):
         # Before anything is copied, lest a refused state leave half of itself behind.
         self._check_state(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *arguments)
+        if self._buffers["row_sums"] is not None:
+            self.row_sums = self.packed.row_sums
 
     def _check_state(self, state_dict: Mapping[str, Any], prefix: str) -> None:
         name = prefix.removesuffix(".") or "a QuantLinear"
@@ -214,7 +234,8 @@ class QuantLinear(torch.nn.Module):
                 )
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        packed = {id(tensor) for name in _PACKED if (tensor := self._buffers[name]) is not None}
+        kept = (self._buffers[name] for name in (*_PACKED, "row_sums"))
+        packed = {id(tensor) for tensor in kept if tensor is not None}
 
         def keep_dtype(tensor: torch.Tensor) -> torch.Tensor:
             moved = fn(tensor)
@@ -225,18 +246,23 @@ class QuantLinear(torch.nn.Module):
         return super()._apply(keep_dtype, recurse)  # type: ignore[no-untyped-call]
 
 
-def _activation_dtype(activation: ActivationSpec | str | None) -> torch.dtype | None:
+def _activation(
+    activation: ActivationSpec | str | None,
+) -> tuple[torch.dtype | None, ActivationSpec | None]:
+    """The one dtype that activations must have, and what they are quantized to."""
     if activation is None:
-        return None
+        return None, None
     spec = ActivationSpec.parse(activation)
-    for dtype in ACTIVATION_DTYPES:
-        if spec == ActivationSpec.parse(str(dtype).removeprefix("torch.")):
-            return dtype
-    raise UnsupportedError(
-        f"a QuantLinear for activations {spec.name}",
-        "activations are not quantized by layers yet",
-        "Possible: fp16, bf16.",
-    )
+    if not spec.dtype.is_narrow:
+        dtype: torch.dtype = getattr(torch, spec.dtype.name)
+        return dtype, None
+    if spec.granularity == "tensor":
+        raise UnsupportedError(
+            f"a QuantLinear for activations {spec.name}",
+            "it has no scale that is known beforehand",
+            f"Quantize them with humming.quantize_activation, or use {spec.dtype.name} per token.",
+        )
+    return None, spec
 
 
 def _read_extra_state(extra: Any, name: str) -> dict[str, str]:

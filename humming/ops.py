@@ -11,11 +11,13 @@ from typing import Any, NoReturn
 import torch
 
 from humming import plugins, runtime
+from humming.activations import QuantizedActivation
 from humming.dtypes import DataType
 from humming.errors import UnsupportedError, WrongTypeError, check_type
 from humming.formats import ActivationSpec, WeightSpec
 from humming.packing import PackedWeight, check_packed
 from humming.problem import GemmProblem
+from humming.quantized_ops import matmul_quantized
 from humming.runtime import Gemm, Operands, extent_bytes
 
 ACTIVATION_DTYPES = (torch.float16, torch.bfloat16)
@@ -38,15 +40,16 @@ _PIECE_BYTES, _PIECE_VALUES = 16, 8
 
 
 def matmul(
-    x: torch.Tensor,
+    x: torch.Tensor | QuantizedActivation,
     weight: PackedWeight,
     bias: torch.Tensor | None = None,
     *,
+    activation: ActivationSpec | str | None = None,
     out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
     device: str | None = None,
 ) -> torch.Tensor:
-    """x @ W.T + bias, with a packed quantized weight; sums are in float32.
+    """x @ W.T + bias, with a packed quantized weight; sums are in float32 or int32.
 
     It runs on the current stream of the tensors' device, under `torch.compile` and in CUDA graphs,
     and is for inference: a backward pass raises. The first call for a range of M compiles.
@@ -55,10 +58,13 @@ def matmul(
     and K is a multiple of 8. Otherwise x is copied first, padded with zeros to a multiple of 8.
 
     Args:
-        x: activations [..., K], float16 or bfloat16, of any strides.
-        weight: packed [N, K] for 16-bit operands, on the device of x.
+        x: activations [..., K], float16 or bfloat16, of any strides; or quantized ones [m, K].
+        weight: packed [N, K] for the activations (`humming.pack`), on the device of x.
         bias: [N] of the output dtype, on the device of x.
-        out_dtype: float16, bfloat16 or float32; by default that of `out`, else that of x.
+        activation: a format to quantize x to first, `int8`, `fp8`, `mxfp8`, ...; float32 will do
+            as x then. None multiplies x as it is.
+        out_dtype: float16, bfloat16 or float32; by default that of `out`, else that of x, or
+            of the bias or bfloat16 where x is quantized.
         out: [..., N] to write to: contiguous, or two-dimensional with adjacent values in its rows.
             It shares no memory with what is read.
         device: name of a device that the CPU simulates, for tensors on the CPU; by default the
@@ -73,12 +79,15 @@ def matmul(
         CompileError: no compiler is usable.
     """
     try:
+        if activation is not None or isinstance(x, QuantizedActivation):
+            return _quantized(x, weight, bias, activation, out_dtype, out, device)
         if weight.operand_bits != OPERAND_BITS:
             _refuse(
                 f"activations of {x.dtype} with a weight packed for {weight.operand_bits}-bit "
                 "operands",
                 "activations of 16 bits are multiplied as they are",
-                f"Pack the weight with operand_bits={OPERAND_BITS}.",
+                "Pack the weight with humming.pack(weight), or name what activations are quantized "
+                "to: activation='int8'.",
             )
         operands = Operands(weight.codes, weight.scales, weight.zeros, weight.second_scale, bias)
         spec = weight.spec
@@ -98,6 +107,42 @@ def matmul(
         check_packed(weight, _PRODUCT)
         check_arguments(x, bias, out_dtype, out, device)
         raise
+
+
+def _quantized(
+    x: Any,
+    weight: PackedWeight,
+    bias: torch.Tensor | None,
+    activation: ActivationSpec | str | None,
+    out_dtype: torch.dtype | None,
+    out: torch.Tensor | None,
+    device: str | None,
+) -> torch.Tensor:
+    """`matmul` of activations that are quantized, or 16-bit ones that are named so."""
+    check_packed(weight, _PRODUCT)
+    spec = None if activation is None else ActivationSpec.parse(activation)
+    if spec is not None and not spec.dtype.is_narrow:
+        if isinstance(x, QuantizedActivation) or x.dtype != getattr(torch, spec.dtype.name):
+            _refuse(
+                f"a product with activation={spec.name}",
+                f"x is {x.spec.name if isinstance(x, QuantizedActivation) else _name(x.dtype)}",
+                "Cast x, or leave `activation` away.",
+            )
+        return matmul(x, weight, bias, out_dtype=out_dtype, out=out, device=device)
+    if out is None:
+        return matmul_quantized(
+            x, weight, bias, activation=spec, out_dtype=out_dtype, device=device
+        )
+    if out_dtype is not None and out_dtype != out.dtype:
+        _refuse(f"a product in {out_dtype}", f"out is {out.dtype}", "Leave out_dtype away.")
+    made = matmul_quantized(x, weight, bias, activation=spec, out_dtype=out.dtype, device=device)
+    if made.shape != out.shape:
+        _refuse(
+            f"a product into out {list(out.shape)}",
+            f"the result is {list(made.shape)}",
+            f"Pass {list(made.shape)}.",
+        )
+    return out.copy_(made)
 
 
 def multiply(

@@ -7,14 +7,18 @@ table, and neighbours are merged into words by shifts.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 import torch
 
+from humming import reference
+from humming.dtypes import bfloat16
 from humming.errors import UnsupportedError, check_type
-from humming.formats import WeightSpec
+from humming.formats import ActivationSpec, WeightSpec
 from humming.layout import BRICK_K, BRICK_ROWS, LANES, OPERAND_BITS, brick_order, padded
+from humming.lowering import packed_bits
+from humming.problem import GemmProblem
 from humming.quantized import (
     SCALE_TENSOR_DTYPES,
     QuantizedWeight,
@@ -157,6 +161,19 @@ class PackedWeight:
         }
         return cls(WeightSpec.parse(metadata["weight"]), (n, k), operand_bits, **placed)
 
+    @cached_property
+    def row_sums(self) -> torch.Tensor:
+        """What a zero point of activations is multiplied with: float32 [N], computed once.
+
+        The sum over K of the weights without second scale, and without their own scale where that
+        does not change along K: so as kernels sum them.
+        """
+        plain = unpack(self)
+        values = reference.dequantize_codes(plain)
+        if self.spec.granularity in ("group", "block"):
+            values = values * reference.dequantize_scales(plain)
+        return values.sum(1).to(torch.float32)
+
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors together, padding included."""
@@ -174,19 +191,38 @@ class PackedWeight:
 
 
 def pack(
-    weight: QuantizedWeight, operand_bits: int = 16, device: torch.device | str | None = None
+    weight: QuantizedWeight,
+    operand_bits: int | None = None,
+    device: torch.device | str | None = None,
+    *,
+    activation: ActivationSpec | str | None = None,
 ) -> PackedWeight:
     """Bring a quantized weight into brick order.
 
     Args:
         weight: canonical, on any device.
-        operand_bits: 16, 8 or 4, the width of what kernels will dequantize it to.
+        operand_bits: 16, 8 or 4, the width of what kernels will dequantize it to, or a narrower
+            one; by default what `activation` needs, 16 without one.
         device: where to pack and to leave the result; None for the weight's own.
+        activation: the format of the activations that it will be multiplied with. One packed weight
+            serves every device, also those that have to multiply in wider operands.
 
     Raises:
-        UnsupportedError: another operand width.
+        UnsupportedError: another operand width, or both ways to give it.
     """
     check_quantized(weight, "pack")
+    if activation is not None:
+        if operand_bits is not None:
+            raise UnsupportedError(
+                f"pack with operand_bits={operand_bits} and activation={activation}",
+                "the activations say the width",
+                "Leave one of them away.",
+            )
+        problem = GemmProblem(
+            *weight.shape, weight.spec, ActivationSpec.parse(activation), bfloat16
+        )
+        operand_bits = packed_bits(problem)
+    operand_bits = 16 if operand_bits is None else operand_bits
     check_type("pack", "operand_bits", operand_bits, int, "Give 16, 8 or 4.")
     weight = weight if device is None else weight.to(device)
     (n, k), spec = weight.shape, weight.spec

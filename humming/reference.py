@@ -1,14 +1,16 @@
-"""The oracle: quantized weights as numbers, products in float64, and how far a kernel may differ.
+"""The oracle: quantized numbers, products in float64, and how far a kernel may differ.
 
 Everything here is plain torch, slow and obvious; no kernel and no packed layout is involved.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 
-from humming.dtypes import DataType, float16
+from humming.dtypes import DataType, float8e4m3, float8e8m0, float16
 from humming.errors import UnsupportedError, check_type
+from humming.formats import ActivationSpec
 from humming.problem import GemmProblem
 from humming.quantized import (
     SCALE_TENSOR_DTYPES,
@@ -16,6 +18,9 @@ from humming.quantized import (
     check_quantized,
     decode,
     decode_scales,
+    encode,
+    pack_bits,
+    unpack_bits,
 )
 
 # Tensor cores cut off the bits that do not fit; rounding them would halve the unit roundoff.
@@ -33,7 +38,7 @@ def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float64) -> t
     """
     check_quantized(weight, "dequantize")
     check_type("dequantize", "the dtype", dtype, torch.dtype, "Give e.g. torch.float64.")
-    return (_codes_less_zeros(weight) * _scales(weight)).to(dtype)
+    return (dequantize_codes(weight) * _scales(weight)).to(dtype)
 
 
 def matmul(
@@ -77,6 +82,7 @@ def error_bound(
     split_k: int = 1,
     operand_roundings: int = 0,
     folded_offset: bool = False,
+    x_sizes: torch.Tensor | None = None,
     certain: bool = True,
 ) -> torch.Tensor:
     """How far each output of a correct kernel may lie from `matmul` without a bug.
@@ -95,7 +101,8 @@ def error_bound(
     - u_acc = 2**-23, not 2**-24, since tensor cores truncate (Fasi, Higham, Mikaitis, Pranesh,
       Numerical behavior of NVIDIA tensor cores, PeerJ CS 7:e330, 2021); 2**-10 where the problem
       permits float16 accumulation.
-    - r = `operand_roundings`, u_op = `unit_roundoff` of the activations' type.
+    - r = `operand_roundings`, u_op = `unit_roundoff` of the operands' type: the activations', or
+      that of float zero points where those are narrow.
     - u_out = `unit_roundoff` of the output type and h_out half its smallest subnormal; h is what
       subnormal operands lose. Where y may exceed the largest number of the output type the
       bound is infinite.
@@ -108,7 +115,8 @@ def error_bound(
 
     Args:
         problem: its weight, out_dtype, activation and fp16_accumulation are read.
-        x: the very activations given to the kernel, [..., K], float16 or bfloat16.
+        x: the very activations given to the kernel, [..., K]: float16 or bfloat16, or, for
+            quantized ones, the numbers that their codes and scales stand for, in float64.
         weight: quantized [N, K].
         bias: [N], or None.
         split_k: in how many parts K is summed up separately.
@@ -117,27 +125,33 @@ def error_bound(
             first, 2 where the scale is also rounded to that type before.
         folded_offset: a zero point, or the offset that makes signed codes unsigned, is
             subtracted after the product; S then holds |code| + |offset| instead of |code - offset|.
+        x_sizes: what stands for |x| in S where the zero points of activations are subtracted
+            after the product: (|code| + |zero point|) times the scale, float64 [..., K].
         certain: False for the probabilistic bound.
 
     Returns:
         float64 [..., N], not negative.
 
     Raises:
-        UnsupportedError: the activations have other than 16 bits, or the parts do not fit.
+        UnsupportedError: the activations have another dtype, or the parts do not fit.
     """
     _check_bounded(problem, x, weight)
-    exact, sizes = matmul(x, weight, bias), x.to(torch.float64).abs()
+    exact = matmul(x, weight, bias)
+    sizes = x.to(torch.float64).abs() if x_sizes is None else x_sizes
     total = sizes @ _magnitudes(weight, folded_offset).T
     if bias is not None:
         total = total + bias.to(torch.float64).abs()
     k, operand = weight.shape[1], problem.activation.dtype
+    if operand.is_narrow:
+        # Only float zero points round an operand there, to the type that they have themselves.
+        operand = weight.spec.scale_dtype
     half = problem.fp16_accumulation
     roundoff = _HALF_ACCUMULATION_ROUNDOFF if half else _ACCUMULATION_ROUNDOFF
     relative = _gamma(k + math.ceil(k / 4) + split_k + 4, roundoff, certain)
     relative += _gamma(operand_roundings, unit_roundoff(operand), True)
     error = torch.where(total == 0, 0.0, relative * total)
     if operand_roundings:
-        largest_code = _codes_less_zeros(weight).abs().amax().clamp(min=1.0)
+        largest_code = dequantize_codes(weight).abs().amax().clamp(min=1.0)
         lost = operand_roundings * _half_subnormal(operand) * largest_code
         error = error + lost * sizes.sum(dim=-1, keepdim=True)
     out = problem.out_dtype
@@ -159,20 +173,178 @@ def relative_bound(bound: torch.Tensor, exact: torch.Tensor) -> float:
     return _ratio(float(bound.norm()), float(exact.to(torch.float64).norm()))
 
 
+# -- activations ----------------------------------------------------------------------------------
+
+_SMALLEST_WITH_RECIPROCAL = 2.0**-126
+
+
+class ActivationParts(NamedTuple):
+    """What activations are quantized to; the tensors are those of a `QuantizedActivation`."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+
+
+def quantize_activation(
+    x: torch.Tensor,
+    spec: ActivationSpec | str,
+    *,
+    scale: torch.Tensor | None = None,
+    zero: torch.Tensor | None = None,
+    second_scale: torch.Tensor | None = None,
+    fuse: str | None = None,
+) -> ActivationParts:
+    """What `humming.quantize_activation` must give, bit by bit, where nothing is fused.
+
+    Every step is one float32 operation, rounded to the nearest; each line of the code below is one
+    or two of them. What is fused is computed in float64 and rounded to float32.
+
+    Args:
+        x: float16, bfloat16 or float32 [..., K], or [..., 2K] for `silu_mul`.
+        spec, scale, zero, second_scale, fuse: as for `humming.quantize_activation`.
+
+    Returns:
+        codes uint8 [m, ceil(K * bits / 8)], scales and zeros [m, groups] or [1, 1].
+    """
+    spec = ActivationSpec.parse(spec)
+    values = fused(x, fuse)
+    values = values.reshape(-1, values.shape[-1]).contiguous()
+    m, k = values.shape
+    if spec.granularity == "tensor":
+        scales = torch.as_tensor(scale).reshape(1, 1).to(SCALE_TENSOR_DTYPES[spec.scale_dtype])
+        zeros = None if zero is None else zero.reshape(1, 1)
+        units = values * (1 / scales.to(torch.float32))
+        wanted = units if zeros is None else _shifted(units, zeros.to(torch.float32))
+        wanted = torch.where(wanted.isnan(), 0 if zeros is None else zeros.float(), wanted)
+        codes = _activation_codes(wanted, spec)
+        if spec.dtype.nan_code is not None:
+            codes[units.isnan()] = spec.dtype.nan_code
+        return ActivationParts(pack_bits(codes, spec.dtype.bits), scales, zeros)
+    group = spec.group_size or k
+    grouped = torch.nn.functional.pad(values, (0, -k % group)).reshape(m, -1, group)
+    magnitude = grouped.abs().amax(dim=2)
+    finite = magnitude.isfinite()
+    low, high = grouped.amin(dim=2).clamp(max=0), grouped.amax(dim=2).clamp(min=0)
+    scales, factor = _activation_scales(magnitude, low, high, spec, second_scale)
+    units = grouped * factor[:, :, None]
+    zeros = None
+    if not spec.symmetric:
+        raw = (spec.dtype.min - (low * factor).round()).clamp(spec.dtype.min, spec.dtype.max)
+        zero_points = torch.where(finite & (magnitude > 0), raw, 0.0)
+        zeros = zero_points.to(torch.int8)
+        units = _shifted(units, zero_points[:, :, None])
+    codes = _activation_codes(torch.where(units.isnan(), 0.0, units), spec)
+    codes = torch.where(finite[:, :, None], codes, 0).reshape(m, -1)[:, :k]
+    return ActivationParts(pack_bits(codes, spec.dtype.bits), scales, zeros)
+
+
+def dequantize_activation(
+    spec: ActivationSpec,
+    k: int,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None = None,
+    second_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The activations [m, k] that codes stand for: (decode(code) - zero) * scale * second_scale.
+
+    In float64. The tensors are those of a `QuantizedActivation`.
+    """
+    numbers = decode(unpack_bits(codes, spec.dtype.bits, k), spec.dtype)
+    column = torch.arange(k, device=codes.device) // (spec.group_size or k)
+    if zeros is not None:
+        numbers = numbers - zeros.to(torch.float64)[:, column]
+    numbers = numbers * decode_scales(scales, spec.scale_dtype)[:, column]
+    return numbers if second_scale is None else numbers * second_scale.to(torch.float64)
+
+
+def fused(x: torch.Tensor, fuse: str | None) -> torch.Tensor:
+    """x in float32 after an activation function, computed in float64; of None, x itself."""
+    if fuse is None:
+        return x.to(torch.float32)
+    exact = x.to(torch.float64)
+    if fuse == "silu_mul":
+        gate, factor = exact.chunk(2, dim=-1)
+        exact = gate / (1 + torch.exp(-gate)) * factor
+    elif fuse == "gelu":
+        exact = exact / 2 * torch.special.erfc(exact / -math.sqrt(2))
+    else:
+        inner = math.sqrt(2 / math.pi) * (exact + 0.044715 * exact**3)
+        exact = exact / (1 + torch.exp(-2 * inner))
+    return exact.to(torch.float32)
+
+
+def _activation_scales(
+    magnitude: torch.Tensor,
+    low: torch.Tensor,
+    high: torch.Tensor,
+    spec: ActivationSpec,
+    second_scale: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scales as stored, and the float32 factors that values are multiplied with."""
+    scale_dtype, largest = spec.scale_dtype, spec.dtype.max
+    finite = magnitude.isfinite()
+    if scale_dtype == float8e8m0:
+        exponent = torch.frexp(magnitude).exponent - math.frexp(largest)[1]
+        stored = (exponent + scale_dtype.exponent_bias).clamp(0, 254)
+        stored = torch.where(magnitude == 0, scale_dtype.exponent_bias, stored)
+        stored = torch.where(finite, stored, 255).to(torch.uint8)
+        return stored, 1 / decode(stored, scale_dtype, torch.float32)
+    second = torch.ones(1) if second_scale is None else second_scale.to(torch.float32)
+    second = second.to(magnitude.device)
+    if scale_dtype == float8e4m3:
+        size = magnitude * (1 / (largest * second))
+    elif spec.symmetric:
+        size = magnitude / largest
+    else:
+        steps = largest - spec.dtype.min
+        size = high / steps - low / steps
+    subnormal = 2.0 ** (1 - scale_dtype.exponent_bias - scale_dtype.mantissa_bits)
+    size = size.clamp(max(_SMALLEST_WITH_RECIPROCAL, subnormal), scale_dtype.max)
+    size = torch.where(magnitude == 0, 1.0, size)
+    stored = torch.where(finite, size, math.nan).to(SCALE_TENSOR_DTYPES[scale_dtype])
+    number = stored.to(torch.float32)
+    if scale_dtype == float8e4m3:
+        number = (number * second).clamp(min=_SMALLEST_WITH_RECIPROCAL)
+    return stored, 1 / number
+
+
+def _shifted(units: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
+    """Codes around zero points, not yet cut to their range."""
+    return units.round() + zeros
+
+
+def _activation_codes(units: torch.Tensor, spec: ActivationSpec) -> torch.Tensor:
+    """Codes of numbers, saturating; symmetric integers leave their lowest number out."""
+    if spec.dtype.is_integer and spec.symmetric:
+        units = units.clamp(-spec.dtype.max, spec.dtype.max)
+    return encode(units, spec.dtype)
+
+
+# -- parts -----------------------------------------------------------------------------------------
+
+
 def _ratio(part: float, whole: float) -> float:
     if part == 0.0:
         return 0.0
     return part / whole if whole else math.inf
 
 
-def _codes_less_zeros(weight: QuantizedWeight) -> torch.Tensor:
+def dequantize_codes(weight: QuantizedWeight) -> torch.Tensor:
+    """Each weight without its scales, decode(code) - zero: float64 [N, K]."""
     codes = decode(weight.codes_unpacked(), weight.spec.dtype)
     return codes if weight.zeros is None else codes - _per_value(weight, weight.zeros)
 
 
+def dequantize_scales(weight: QuantizedWeight) -> torch.Tensor:
+    """The scale of each weight without the second one, float64 [N, K]."""
+    return _per_value(weight, decode_scales(weight.scales, weight.spec.scale_dtype))
+
+
 def _scales(weight: QuantizedWeight) -> torch.Tensor:
     """The factor of each weight, [N, K]."""
-    scales = _per_value(weight, decode_scales(weight.scales, weight.spec.scale_dtype))
+    scales = dequantize_scales(weight)
     if weight.second_scale is None:
         return scales
     return scales * weight.second_scale.to(torch.float64)
@@ -197,7 +369,7 @@ def _magnitudes(weight: QuantizedWeight, folded_offset: bool) -> torch.Tensor:
         offset = 2.0 ** (spec.dtype.bits - 1)
         sizes = codes + 2 * offset  # the code made unsigned, plus the offset
     else:
-        sizes = _codes_less_zeros(weight).abs()
+        sizes = dequantize_codes(weight).abs()
     return sizes * _scales(weight).abs()
 
 
@@ -250,21 +422,17 @@ def _check_bounded(problem: GemmProblem, x: torch.Tensor, weight: QuantizedWeigh
     how = "Pass the GemmProblem that the kernel computes."
     check_type("an error bound", "the problem", problem, GemmProblem, how)
     _check_operands(x, weight, None)
-    if problem.activation.dtype.is_narrow:
-        raise UnsupportedError(
-            f"an error bound of {problem.name}",
-            "bounds are known for activations of 16 bits",
-            "Use float16 or bfloat16 activations.",
-        )
     if (problem.n, problem.k) != weight.shape:
         raise UnsupportedError(
             f"an error bound of {problem.name}, n={problem.n}, k={problem.k}",
             f"the weight has shape {list(weight.shape)}",
             "Pass the weight of this problem.",
         )
-    if DataType.parse(x.dtype) != problem.activation.dtype:
+    given = problem.activation.dtype
+    if x.dtype != (torch.float64 if given.is_narrow else getattr(torch, given.name)):
+        wanted = "the numbers of the codes, in float64" if given.is_narrow else str(given)
         raise UnsupportedError(
             f"an error bound of {problem.name} with {x.dtype} activations",
             "the bound is that for the activations which the kernel gets",
-            f"Convert them to {problem.activation.dtype} first.",
+            f"Pass {wanted}.",
         )

@@ -20,8 +20,8 @@ from humming.composer import M_RANGES, KernelPlan, compose
 from humming.errors import HummingError, PluginError, UnsupportedError
 from humming.problem import GemmProblem
 
-# GemmParams of kernels/params.cuh: 9 addresses, 2 strides, then m, n, k and a reserved int.
-_PARAMS = struct.Struct("<11q4i")
+# GemmParams of kernels/params.cuh: 13 addresses, 2 strides, then m, n, k and scales of a token.
+_PARAMS = struct.Struct("<15q4i")
 _HOOK = "humming_runtime"
 # Tiles along tokens: grids are narrow in y, and tiles are numbered in 32 bits with a sign.
 _MAX_GRID_Y = 65535
@@ -51,6 +51,23 @@ class Operands(NamedTuple):
     zeros: torch.Tensor | None
     second_scale: torch.Tensor | None
     bias: torch.Tensor | None
+
+
+class TokenScales(NamedTuple):
+    """What belongs to the codes of quantized activations.
+
+    Attributes:
+        scales: [m, G], [m, 1] or [1, 1], as `QuantizedActivation` holds them.
+        zeros: int8 of the scales' shape where the activations have a zero point.
+        second: float32 [1] or None.
+        row_sums: float32 [n] where they have a zero point: the sums of the weights of each row, as
+            the kernel sums them: codes less zero points where their scales come last, else scaled.
+    """
+
+    scales: torch.Tensor
+    zeros: torch.Tensor | None = None
+    second: torch.Tensor | None = None
+    row_sums: torch.Tensor | None = None
 
 
 class Workspaces:
@@ -146,15 +163,24 @@ class Kernel:
         self._partials_bytes = 4 * tile.block_n * tile.block_m * tile.split_k  # a tile
         self._pdl = plan.pdl
 
-    def launch(self, x: torch.Tensor, operands: Operands, out: torch.Tensor, stream: int) -> None:
+    def launch(
+        self,
+        x: torch.Tensor,
+        operands: Operands,
+        out: torch.Tensor,
+        stream: int,
+        tokens: TokenScales | None = None,
+    ) -> None:
         """Enqueues a product on a stream of the current device; all operands have been checked.
 
         Args:
-            x: activations [m, k], m > 0, k a multiple of 8, in rows that are 16-byte aligned and
-                have unit stride.
+            x: activations [m, k], m > 0, in rows that are 16-byte aligned and have unit stride, k a
+                multiple of 8; or codes of quantized ones, uint8 [m, bytes of a row], in rows that
+                may be read, as zeros, up to a multiple of 16 bytes.
             operands: what x is multiplied with, n rows.
             out: [m, n] with unit stride along n; it is written.
             stream: handle of the stream.
+            tokens: what belongs to the codes, if x holds codes.
 
         Raises:
             UnsupportedError: more tokens than a launch can cover, or an operand lies askew.
@@ -190,22 +216,31 @@ class Kernel:
                 f"kernels read them in pieces of {_ALIGNMENT_BYTES} bytes",
                 "Clone the tensor that does not start at a multiple of that.",
             )
+        x_scales_at, x_zeros_at, x_second_at, row_sums_at, x_groups = 0, 0, 0, 0, 0
+        if tokens is not None:
+            k = self.plan.problem.k
+            x_groups = tokens.scales.shape[1]
+            x_scales_at, x_zeros_at, x_second_at, row_sums_at = map(_address, tokens)
         params = _PARAMS.pack(
             x_at,
+            x_scales_at,
+            x_zeros_at,
+            x_second_at,
             codes_at,
             scales_at,
             zeros_at,
             0 if second_scale is None else second_scale.data_ptr(),
+            row_sums_at,
             0 if bias is None else bias.data_ptr(),
             out.data_ptr(),
             partials_at,
             counters_at,
-            x.stride(0),
+            x.stride(0) * x.element_size(),
             out.stride(0),
             m,
             self._n,
             k,
-            0,
+            x_groups,
         )
         grid = (self._tiles_n, tiles_m, self._split_k)
         try:
@@ -218,7 +253,7 @@ class Kernel:
                         params,
                         stream,
                         self._pdl,
-                        buffers=_buffers(x, operands, out),
+                        buffers=_buffers(x, operands, out, tokens),
                         progress=told,
                     )
             else:
@@ -244,22 +279,28 @@ class Gemm:
         self.device_index = device_index
         self.capabilities = plugins.capabilities(device_index if device is None else device)
         if device is not None:
-            _check_place(self.capabilities, device_index)
+            check_place(self.capabilities, device_index)
         self._lock = threading.Lock()
         self._bounds = [high for _, high in M_RANGES if high is not None]
         self._kernels: list[Kernel | None] = [None] * len(M_RANGES)
 
-    def __call__(self, x: torch.Tensor, operands: Operands, out: torch.Tensor) -> None:
+    def __call__(
+        self,
+        x: torch.Tensor,
+        operands: Operands,
+        out: torch.Tensor,
+        tokens: TokenScales | None = None,
+    ) -> None:
         """Enqueues a product on the current stream of the device; arguments as `Kernel.launch`."""
         index = self.device_index
         kernel = self.kernel(x.shape[0])
         if index < 0:
-            kernel.launch(x, operands, out, 0)  # the host runs one kernel after the other
+            kernel.launch(x, operands, out, 0, tokens)  # the host runs one kernel after the other
         elif torch.cuda.current_device() == index:
-            kernel.launch(x, operands, out, _current_stream(index))
+            kernel.launch(x, operands, out, _current_stream(index), tokens)
         else:
             with torch.cuda.device(index):
-                kernel.launch(x, operands, out, _current_stream(index))
+                kernel.launch(x, operands, out, _current_stream(index), tokens)
 
     def kernel(self, m: int) -> Kernel:
         """Returns the kernel that serves `m` tokens; composes, compiles and loads it if need be."""
@@ -346,15 +387,27 @@ def runs_on_host(caps: DeviceCapabilities) -> bool:
         return False  # nothing runs its kernels, here or elsewhere
 
 
-def _check_place(caps: DeviceCapabilities, index: int) -> None:
-    """Refuses a device that is not where the tensors are."""
+def load_kernel(
+    compiled: CompiledKernel, caps: DeviceCapabilities, device_index: int, smem_bytes: int = 0
+) -> hookspecs.Kernel:
+    """A compiled kernel on a device, loaded once per process; -1 is the host."""
+    return _device(caps, device_index).load(compiled, smem_bytes)
+
+
+def current_stream(index: int) -> int:
+    """The handle of torch's current stream of a device; 0 on the host."""
+    return 0 if index < 0 else _current_stream(index)
+
+
+def check_place(caps: DeviceCapabilities, index: int, doing: str = "a product") -> None:
+    """Refuses a device that is not where the tensors are; `doing` is what is to be done there."""
     here = runs_on_host(caps) if index < 0 else plugins.capabilities(index).name == caps.name
     if not here:
         place = "the CPU" if index < 0 else f"CUDA device {index}"
         variants = [v.name for v in plugins.registry().variants()]
         simulated = [name for name in variants if name.endswith(f":{caps.name}")]
         raise UnsupportedError(
-            f"a product of tensors on {place} by {caps.name}",
+            f"{doing} of tensors on {place} by {caps.name}",
             "its kernels run where it is",
             f"Move the tensors there, or name {' or '.join(simulated) or 'a device'} "
             "for tensors on the CPU.",
@@ -370,20 +423,31 @@ def _device(caps: DeviceCapabilities, index: int) -> _Device:
         return _devices[key]
 
 
-def _buffers(x: torch.Tensor, operands: Operands, out: torch.Tensor) -> list[hookspecs.Buffer]:
-    """The memory that a product uses: the output not yet written, x perhaps just being."""
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _buffers(
+    x: torch.Tensor, operands: Operands, out: torch.Tensor, tokens: TokenScales | None = None
+) -> list[hookspecs.Buffer]:
+    """The memory that a product uses, the output not yet written, activations perhaps just being."""
     named = {"x": x, **operands._asdict(), "out": out}
+    if tokens is not None:
+        named |= {f"x_{name}": tensor for name, tensor in tokens._asdict().items()}
     buffers = [
         hookspecs.Buffer(
             tensor.data_ptr(),
             extent_bytes(tensor),
             name,
             undefined=name == "out",
-            awaited=name == "x",
+            awaited=name in ("x", "x_scales", "x_zeros"),
         )
         for name, tensor in named.items()
         if tensor is not None and tensor.numel()
     ]
+    if tokens is not None:
+        # Rows of codes are read up to the next one.
+        buffers[0] = buffers[0]._replace(size_bytes=x.shape[0] * x.stride(0))
     # Columns of one matrix lie between one another's rows: all of them together are one buffer.
     merged: list[hookspecs.Buffer] = []
     for buffer in sorted(buffers):

@@ -11,7 +11,15 @@ from humming.components import Component
 from humming.dtypes import DataType
 from humming.errors import UnsupportedError
 from humming.layout import device_struct
-from humming.lowering import ACCUMULATOR, EPILOGUE, OPERAND, Lowering, weight_group
+from humming.lowering import (
+    ACCUMULATOR,
+    EPILOGUE,
+    OPERAND,
+    Lowering,
+    activation_group,
+    scale_step,
+    weight_group,
+)
 from humming.problem import GemmProblem
 from humming.tiles import TileConfig
 
@@ -32,6 +40,14 @@ _ELEMENTS = {
 _SITES = {EPILOGUE: "kEpilogue", ACCUMULATOR: "kAccumulator", OPERAND: "kOperand"}
 _ZERO_POINTS = {"none": "kNone", "integer": "kInteger", "float": "kFloat"}
 _SECOND_SCALES = {"none": "kNone", "tensor": "kTensor", "channel": "kChannel"}
+# Scales of groups and blocks change with K: the mainloop applies them.
+_TOKEN_SCALES = {
+    "none": "kNone",
+    "tensor": "kTensor",
+    "token": "kToken",
+    "group": "kNone",
+    "block": "kNone",
+}
 
 
 def compose_source(
@@ -44,7 +60,7 @@ def compose_source(
     """The source of the kernel that computes a problem by a lowering, cut as a tile.
 
     Args:
-        components: by slot; mover, mma, dequant, mainloop and epilogue are needed.
+        components: by slot; those that the lowering requires.
 
     Raises:
         UnsupportedError: a type has no counterpart in device code.
@@ -54,14 +70,15 @@ def compose_source(
         | {component.header for component in components.values()}
     )
     struct = {slot: component.struct for slot, component in components.items()}
-    weight, activation = problem.weight, lowering.activation_operand
+    weight, activation = problem.weight, problem.activation
     types = {
-        "Activation": f"humming::{_element(activation)}",
         "Scale": f"humming::{_element(weight.scale_dtype)}",
+        "TokenScale": f"humming::{_element(activation.scale_dtype)}",
         "Out": f"humming::{_element(problem.out_dtype)}",
         "Mover": struct["mover"],
         "Mma": struct["mma"],
-        "Dequant": struct["dequant"],
+        "Tokens": _token_struct(problem, lowering, struct["tokens"]),
+        "Dequant": "::weights::Dequant",
         "Scheduler": f"humming::RasterScheduler<{RASTER_GROUP}, {tile.split_k}>",
     }
     numbers = {
@@ -74,31 +91,37 @@ def compose_source(
         "kSplitK": tile.split_k,
         "kEpilogueM": tile.epilogue_m,
         "kGroupK": weight_group(problem),
+        "kTokenGroupK": activation_group(problem),
+        "kScaleStepK": scale_step(problem),
         "kSharedBytes": tile.smem_bytes(problem, lowering),
     }
     choices = {
         "ScaleSite": _SITES[lowering.scale_site],
         "ZeroPoint": _ZERO_POINTS[weight.zero_point],
         "SecondScale": _SECOND_SCALES[weight.second_scale],
+        "TokenScaling": _TOKEN_SCALES[activation.granularity],
     }
-    dependent = "true" if "griddepcontrol" in caps.features else "false"
+    flags = {
+        "kTokenZero": not activation.symmetric,
+        "kTokenSecond": activation.second_scale == "tensor",
+        "kDependentLaunch": "griddepcontrol" in caps.features,
+    }
     lines = [
-        f"// {weight.name} x {problem.activation.name} -> {problem.out_dtype}; {lowering.name};",
+        f"// {weight.name} x {activation.name} -> {problem.out_dtype}; {lowering.name};",
         f"// {tile}",
         *(f"#include <{header}>" for header in headers),
         "",
-        "// (plane, register) -> word and bit of a lane's codes",
-        device_struct(weight.dtype.bits, lowering.operand_bits, "Order"),
-        "",
+        *_weights(problem, lowering, struct["dequant"]),
+        *(_tokens(problem, lowering, struct["convert"]) if "convert" in struct else ()),
         "struct Config {",
-        "  using Order = ::Order;",
+        "  using Order = ::weights::Order;",
         *(f"  using {name} = {value};" for name, value in types.items()),
         *(f"  static constexpr int {name} = {value};" for name, value in numbers.items()),
         *(
             f"  static constexpr humming::{name} k{name} = humming::{name}::{value};"
             for name, value in choices.items()
         ),
-        f"  static constexpr bool kDependentLaunch = {dependent};",
+        *(f"  static constexpr bool {name} = {_bool(value)};" for name, value in flags.items()),
         "};",
         "",
         # With one CTA an SM as the aim, the compiler gives a thread all the registers it can use.
@@ -109,6 +132,89 @@ def compose_source(
         "",
     ]
     return "\n".join(lines)
+
+
+def _weights(problem: GemmProblem, lowering: Lowering, struct: str) -> list[str]:
+    weight = problem.weight
+    order = device_struct(weight.dtype.bits, lowering.packed_bits, lowering.operand_bits, "Order")
+    return dequantizer(
+        "weights",
+        f"// (plane, register) -> word and bit of a lane's codes\n{order}",
+        weight.dtype,
+        struct,
+        # What is left out is put back by scales that meet sums in float.
+        fold=lowering.folds and lowering.scale_site != OPERAND,
+        zero_point=weight.zero_point == "integer",
+    )
+
+
+def _tokens(problem: GemmProblem, lowering: Lowering, struct: str) -> list[str]:
+    dtype = problem.activation.dtype
+    widths = f"{dtype.bits}, {lowering.packed_bits}, {lowering.operand_bits}"
+    order = f"using Order = humming::TokenOrder<{widths}>;"
+    return dequantizer("tokens", order, dtype, struct, fold=lowering.folds)
+
+
+def _token_struct(problem: GemmProblem, lowering: Lowering, struct: str) -> str:
+    return struct.format(
+        stored_bits=problem.activation.dtype.bits,
+        packed_bits=lowering.packed_bits,
+        operand_bits=lowering.operand_bits,
+    )
+
+
+def dequantizer(
+    namespace: str,
+    order: str,
+    dtype: DataType,
+    struct: str,
+    *,
+    fold: bool = False,
+    zero_point: bool = False,
+) -> list[str]:
+    """A namespace with a component of slot dequant, `Dequant`, and all that it may refer to.
+
+    Args:
+        namespace: its name.
+        order: definition of `Order`, how the codes lie.
+        dtype: type of the codes.
+        struct: the component's type.
+        fold: whether powers of two may be left out of operands.
+        zero_point: whether the codes have integer zero points.
+
+    Returns:
+        Lines of CUDA source.
+    """
+    return [
+        f"namespace {namespace} {{",
+        order,
+        _code_struct(dtype),
+        f"[[maybe_unused]] constexpr bool kFold = {_bool(fold)};",
+        f"[[maybe_unused]] constexpr bool kZeroPoint = {_bool(zero_point)};",
+        f"using Dequant = {struct};",
+        f"}}  // namespace {namespace}",
+        "",
+    ]
+
+
+def _code_struct(dtype: DataType) -> str:
+    """The type of the codes as a C++ struct of constants."""
+    specials = {"none": "kNone", "fn": "kFn", "ieee": "kIeee"}[dtype.specials]
+    return "\n".join(
+        [
+            f"struct Code {{  // {dtype}",
+            f"  static constexpr int kBits = {dtype.bits};",
+            f"  static constexpr bool kTwosComplement = {_bool(dtype.kind == 'int')};",
+            f"  static constexpr int kMantissaBits = {dtype.mantissa_bits};",
+            f"  static constexpr int kBias = {dtype.exponent_bias};",
+            f"  static constexpr humming::Specials kSpecials = humming::Specials::{specials};",
+            "};",
+        ]
+    )
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"
 
 
 def _element(dtype: DataType) -> str:

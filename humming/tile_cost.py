@@ -102,7 +102,7 @@ def tile_cost(
     together = min(resident, waves)  # CTAs that the busiest SM runs at a time
     active = min(1.0, ctas / rates.sms)
 
-    x_bytes = tile.block_m * tile.block_k * 2
+    x_bytes = tile.block_m * tile.block_k * problem.activation.dtype.bits // 8
     share = rates.bytes_per_us / rates.sms * BANDWIDTH_SHARE / sqrt(max(active, LEAST_ACTIVE))
     in_flight = together * (tile.num_stages - 1) * stage_bytes / LATENCY_US
     drawn = min(share, in_flight) * MOVER_SHARE.get(lowering.mover, 1.0)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from humming.capability import DeviceCapabilities
 from humming.errors import UnsupportedError
 from humming.layout import BRICK_K, BRICK_ROWS, LANES
-from humming.lowering import ACCUMULATOR, EPILOGUE, Lowering, weight_group
+from humming.lowering import ACCUMULATOR, EPILOGUE, Lowering, scale_step, weight_group
 from humming.problem import GemmProblem
 
 # Rows of activations lie 16 bytes further apart than they are long, which spreads ldmatrix over
@@ -89,11 +89,12 @@ class TileConfig:
         groups = max(1, self.block_k // group) if group else 1
         scale_bytes = weight.scale_dtype.bits // 8
         zero_bytes = {"none": 0, "integer": 1, "float": scale_bytes}[weight.zero_point]
-        staged_scale_bytes = 0 if lowering.scale_site == EPILOGUE else scale_bytes
+        staged_scale_bytes = scale_bytes if group and lowering.scale_site != EPILOGUE else 0
         return (
             self.block_n * self.block_k * weight.dtype.bits // 8
             + self.block_n * groups * (staged_scale_bytes + zero_bytes)
-            + self.block_m * (self.block_k * 2 + X_ROW_PADDING_BYTES)
+            + self.block_m
+            * (self.block_k * problem.activation.dtype.bits // 8 + X_ROW_PADDING_BYTES)
         )
 
     def smem_bytes(self, problem: GemmProblem, lowering: Lowering) -> int:
@@ -104,6 +105,8 @@ class TileConfig:
     def accumulators(self, lowering: Lowering) -> int:
         """Registers of a thread that hold sums; partial sums of groups double them."""
         sums = self.block_n // self.warps_n * self.block_m // LANES
+        if lowering.mma.accumulator.bits == 16:
+            return sums * 3 // 2
         return sums * 2 if lowering.scale_site == ACCUMULATOR else sums
 
 
@@ -169,11 +172,14 @@ def _block_m(m_range: tuple[int, int | None]) -> tuple[int, ...]:
 def _fits(
     tile: TileConfig, problem: GemmProblem, lowering: Lowering, caps: DeviceCapabilities
 ) -> bool:
+    group, step = weight_group(problem), scale_step(problem)
     stage = tile.stage_bytes(problem, lowering)
     registers = min(255, (caps.registers_per_sm or 65536) // tile.threads)
     return (
         tile.threads <= 512
-        and _divide_k(tile.block_k, tile.warp_k, weight_group(problem))
+        and _divide_k(tile.block_k, tile.warp_k, group)
+        and _divide_k(tile.block_k, tile.warp_k, step)
+        and step % lowering.step_k == 0
         and tile.accumulators(lowering) <= min(MAX_ACCUMULATORS, registers - OTHER_REGISTERS)
         and tile.smem_bytes(problem, lowering) <= (caps.smem_per_block_bytes or 48 * 1024)
         and (lowering.mover != "plain" or stage / 16 / tile.threads <= MAX_PIECES_IN_REGISTERS)

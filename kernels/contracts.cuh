@@ -18,24 +18,37 @@ concept Mover = requires(typename T::template Fetch<1> fetch, u32 shared, const 
   T::template wait<0>();
 };
 
-// Multiplies a fragment of 16 rows x 16 k with one of 16 k x 8 tokens into 16 x 8 floats.
+// Multiplies a fragment of 16 rows x 256 bits of k with one of 256 bits of k x 8 tokens into sums,
+// and turns a sum into a float.
 template <class T>
-concept MmaAtom = requires(float (&d)[4], const u32 (&a)[4], u32 b) {
+concept MmaAtom = requires(typename T::Sums& d, const u32 (&a)[4], u32 b) {
   typename T::Operand;
+  typename T::Sum;
+  T::kPromoted;
   T::fma(d, a, b, b);
+  T::value(d, 0);
 };
 
-// Turns a lane's packed words into the A registers of one step of K, exactly.
+// Reads the B registers of one or two MMA steps from the activations in shared memory: their values
+// over kFactor, exactly.
 template <class T>
-concept Dequant =
-    requires(const u32 (&words)[4], const typename T::Offset (&rows)[2], u32 (&a)[4], u32 zero) {
-      typename T::Operand;
-      { T::offset() };
-      { T::offset(zero) };
-      T::template run<0>(words, rows, a);
-      { T::subtract(zero, zero) };
-      { T::scale(zero, zero) };
-    };
+concept Tokens = requires(u32 (&b)[2], u32 address, int lane) {
+  T::kBits;
+  T::kFactor;
+  { T::lane_offset(lane, 0) };
+  T::load(b, address);
+};
+
+// Turns a lane's packed words, as many as codes have bits, into registers of A: the codes' values
+// over kFactor, exactly. Operands of 16 bits also subtract and scale, rounded.
+template <class T>
+concept Dequant = requires(const u32 (&words)[T::kBits], typename T::Offset row, u32 zero) {
+  typename T::Operand;
+  T::kFactor;
+  { T::offset() };
+  { T::offset(zero) };
+  { T::template value<0>(words, row) };
+};
 
 // Names the output tile and the range of K of a CTA.
 template <class T>
@@ -58,5 +71,14 @@ concept Mainloop = requires(const GemmParams& params, u8* shared) {
 // Combines what the warps and CTAs hold of a tile, applies scales and bias, and stores it.
 template <class T>
 concept Epilogue = requires { T::kSharedBytes; };
+
+// Turns eight floats into codes side by side, saturating, halves to the even code.
+template <class T>
+concept Encode = requires(const float (&v)[8], u32 (&words)[T::kBits / 4]) {
+  T::template encode<false, true>(v, words);
+  { T::kHasNan };
+  { T::kMax };
+  { T::kMaxExponent };
+};
 
 }  // namespace humming

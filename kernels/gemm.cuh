@@ -1,7 +1,8 @@
 // The dense kernel: out[m, n] = x[m, k] * dequantized(w)[n, k]^T, from the components of a Config.
 //
 // One CTA computes one tile of kBlockN rows of weights x kBlockM tokens over its part of K.
-// Constraints: x rows are 16-byte aligned and k is a multiple of 8 elements; everything else is any.
+// Constraints: rows of x are 16-byte aligned and hold whole pieces of 16 bytes, zero behind k;
+// everything else is any.
 #pragma once
 
 #include <humming/contracts.cuh>
@@ -14,7 +15,8 @@ __device__ void gemm(const GemmParams& p) {
   using Loop = MainloopOf<C>;
   using Tail = EpilogueOf<C, Loop>;
   static_assert(Mover<typename C::Mover>, "slot mover: does not move pieces in stages");
-  static_assert(MmaAtom<typename C::Mma>, "slot mma: does not multiply 16 x 16 by 16 x 8");
+  static_assert(MmaAtom<typename C::Mma>, "slot mma: does not multiply 16 rows by 8 tokens");
+  static_assert(Tokens<typename C::Tokens>, "slot tokens: does not read B registers");
   static_assert(Dequant<typename C::Dequant>, "slot dequant: does not make A registers");
   static_assert(TileScheduler<typename C::Scheduler>, "slot scheduler: does not name tiles");
   static_assert(Mainloop<Loop>, "slot mainloop: does not sum a tile");

@@ -53,6 +53,7 @@ struct E8m0 {
 // Sign, 4 bits of exponent with bias 7, 3 of mantissa; all ones is NaN (OCP FP8, E4M3).
 struct E4m3 {
   using Storage = u8;
+  static constexpr int kBits = 8, kMantissaBits = 3, kBias = 7, kAt = 0;
   static __device__ float to_float(u8 code) {
     const u32 magnitude = code & 0x7fu, sign = u32(code & 0x80u) << 24;
     if (magnitude == 0x7fu) return ptx::bits_to_f32(0x7fc00000u | sign);
@@ -62,6 +63,28 @@ struct E4m3 {
   }
 };
 
+// Operand types that only MMA instructions compute with. kAt: lowest bit of the type in its byte.
+struct E5m2 {
+  static constexpr int kBits = 8, kMantissaBits = 2, kBias = 15, kAt = 0;
+};
+struct E3m2 {
+  static constexpr int kBits = 6, kMantissaBits = 2, kBias = 3, kAt = 0;
+};
+struct E2m3 {
+  static constexpr int kBits = 6, kMantissaBits = 3, kBias = 1, kAt = 0;
+};
+struct E2m1 {
+  static constexpr int kBits = 4, kMantissaBits = 1, kBias = 1, kAt = 2;
+};
+struct S8 {};
+struct U8 {};
+struct S4 {};
+struct U4 {};
+
+// Which codes of a float type are no numbers: none; all exponent and mantissa bits set, NaN; all
+// exponent bits set, infinity or NaN.
+enum class Specials { kNone, kFn, kIeee };
+
 template <class A, class B>
 struct IsSame {
   static constexpr bool value = false;
@@ -69,6 +92,15 @@ struct IsSame {
 template <class A>
 struct IsSame<A, A> {
   static constexpr bool value = true;
+};
+
+template <bool kFirst, class A, class B>
+struct IfElse {
+  using Type = A;
+};
+template <class A, class B>
+struct IfElse<false, A, B> {
+  using Type = B;
 };
 
 constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }

@@ -15,11 +15,13 @@ from humming import plugins
 from humming.cli.weights import MatrixSource
 from humming.compiler import compile_plan
 from humming.composer import KernelPlan, compose, m_range_of
+from humming.formats import ActivationSpec
 from humming.problem import GemmProblem
 
 if TYPE_CHECKING:
     import torch
 
+    from humming.activations import QuantizedActivation
     from humming.capability import DeviceCapabilities
     from humming.packing import PackedWeight
     from humming.quantized import QuantizedWeight
@@ -199,7 +201,7 @@ class Job:
             quantized = quantize(weight, problem.weight)
             self._wait()
         with outcome.timed("pack", announce):
-            packed = pack(quantized, operand_bits=plan.lowering.operand_bits)
+            packed = pack(quantized, operand_bits=plan.lowering.packed_bits)
             self._wait()
         with outcome.timed("compile", announce):
             compiled = compile_plan(plan)
@@ -213,7 +215,9 @@ class Job:
             outcome.check = _compare(result, plan, x, quantized, bias)
         return outcome
 
-    def _inputs(self, problem: GemmProblem) -> "tuple[torch.Tensor, torch.Tensor | None]":
+    def _inputs(
+        self, problem: GemmProblem
+    ) -> "tuple[torch.Tensor | QuantizedActivation, torch.Tensor | None]":
         """Normally distributed activations [m, k] and, if the problem has one, bias [n]."""
         import torch
 
@@ -221,12 +225,29 @@ class Job:
         x = torch.randn(self.m, problem.k, generator=generator)
         bias = torch.randn(problem.n, generator=generator) if problem.bias else None
         place = self.target.torch_device
-        x = x.to(place, _torch_dtype(problem.activation.dtype.name))
-        return x, None if bias is None else bias.to(place, _torch_dtype(problem.out_dtype.name))
+        bias = None if bias is None else bias.to(place, _torch_dtype(problem.out_dtype.name))
+        spec = problem.activation
+        if not spec.dtype.is_narrow:
+            return x.to(place, _torch_dtype(spec.dtype.name)), bias
+        return self._quantized(x.to(place, torch.float16), spec), bias
+
+    def _quantized(self, x: "torch.Tensor", spec: ActivationSpec) -> "QuantizedActivation":
+        """Activations quantized where the product is computed."""
+        from humming.activations import quantize_activation
+
+        known: dict[str, Any] = {}
+        if spec.granularity == "tensor":
+            # What a calibration would find: the scale that covers these very activations.
+            known["scale"] = float(x.abs().amax()) / spec.dtype.max if x.numel() else 1.0
+            known |= {} if spec.symmetric else {"zero": 0}
+        device = self.target.caps.name if self.target.kernel_runs else None
+        if self.target.on_accelerator:
+            device = None
+        return quantize_activation(x, spec, device=device, **known)
 
     def _multiply(
         self,
-        x: "torch.Tensor",
+        x: "torch.Tensor | QuantizedActivation",
         packed: "PackedWeight",
         bias: "torch.Tensor | None",
         problem: GemmProblem,
@@ -237,7 +258,7 @@ class Job:
             from humming.packing import unpack
 
             start = time.perf_counter()
-            out = reference.matmul(x, unpack(packed), bias, problem.out_dtype)
+            out = reference.matmul(_values(x), unpack(packed), bias, problem.out_dtype)
             return out, time.perf_counter() - start
         from humming.ops import matmul
 
@@ -282,10 +303,17 @@ def _torch_dtype(name: str) -> "torch.dtype":
     return dtype
 
 
+def _values(x: "torch.Tensor | QuantizedActivation") -> "torch.Tensor":
+    """What is multiplied, as numbers."""
+    import torch
+
+    return x if isinstance(x, torch.Tensor) else x.dequantize()
+
+
 def _compare(
     result: "torch.Tensor",
     plan: KernelPlan,
-    x: "torch.Tensor",
+    x: "torch.Tensor | QuantizedActivation",
     quantized: "QuantizedWeight",
     bias: "torch.Tensor | None",
 ) -> Check:
@@ -293,14 +321,16 @@ def _compare(
 
     from humming import reference
 
-    exact = reference.matmul(x, quantized, bias)
+    values = _values(x)
+    exact = reference.matmul(values, quantized, bias)
     bound = reference.error_bound(
         plan.problem,
-        x,
+        values,
         quantized,
         bias,
         split_k=plan.tile.split_k * plan.tile.warps_k,
         operand_roundings=plan.lowering.operand_roundings(plan.problem),
+        x_sizes=None if isinstance(x, torch.Tensor) else x.magnitudes(),
         # The inputs are of either sign, which the tighter bound asks for.
         certain=False,
     )

@@ -21,14 +21,14 @@ import pytest
 from humming import composer
 from humming.cache import include_closure
 from humming.capability import DeviceCapabilities
-from humming.components import Component
+from humming.components import SHARED, Component
 from humming.dtypes import DataType
 from humming.errors import CompileError, UnsupportedError
 from humming.hookspecs import Compiler
 from humming.layout import device_struct
 from humming.plugins import PluginSet
 from humming.problem import GemmProblem
-from humming.source import ENTRY
+from humming.source import ENTRY, dequantizer
 
 __all__ = [
     "one_per_family",
@@ -51,7 +51,13 @@ PROBLEMS = ("w4a16", "int4_g128 x bf16", "w8a8 int8", "nvfp4 x nvfp4")
 M_VALUES = (1, 64, 1024)
 # Which concept of kernels/contracts.cuh a struct is held to by itself. Mainloops and epilogues are
 # templates over a whole kernel, and are checked as parts of one.
-CONTRACTS = {"mover": "Mover", "mma": "MmaAtom", "dequant": "Dequant"}
+CONTRACTS = {
+    "mover": "Mover",
+    "mma": "MmaAtom",
+    "dequant": "Dequant",
+    "convert": "Dequant",
+    "tokens": "Tokens",
+}
 
 
 @pytest.fixture
@@ -249,14 +255,30 @@ def serves(component: Component, caps: DeviceCapabilities) -> bool:
 def contract_source(component: Component) -> str:
     """A source that includes the component alone and holds it to its contract."""
     lines = ["#include <humming/contracts.cuh>", f"#include <{component.header}>"]
-    concept = CONTRACTS.get(component.slot)
-    if component.slot == "dequant":
-        code, operand = component.serves.split(":")
-        lines.append(
-            device_struct(DataType.parse(code).bits, DataType.parse(operand).bits, "Order")
-        )
+    concept, struct = CONTRACTS.get(component.slot), component.struct
+    if component.slot in ("dequant", "convert"):
+        lines += _dequantizer("contract", component)
+        struct = "::contract::Dequant"
+    if component.slot == "tokens":
+        made = next(c for c in SHARED if (c.slot, c.serves) == ("dequant", "float:float16"))
+        lines += [f"#include <{made.header}>", *_dequantizer("tokens", made)]
+        struct = struct.format(stored_bits=8, packed_bits=8, operand_bits=16)
     if concept:
         told = f"slot {component.slot}: {component.struct} is no {concept}"
-        lines.append(f'static_assert(humming::{concept}<{component.struct}>, "{told}");')
+        lines.append(f'static_assert(humming::{concept}<{struct}>, "{told}");')
     lines.append('extern "C" __global__ void humming_contract() {}')
     return "\n".join(lines) + "\n"
+
+
+# A type of each kind of codes, narrow enough for every operand.
+_KINDS = {"int": "int3", "uint": "uint3", "float": "float4e2m1", "sign_magnitude": "float3e0m2"}
+
+
+def _dequantizer(namespace: str, component: Component) -> list[str]:
+    """A component of slot dequant with codes that it serves."""
+    kind, _, operand_name = component.serves.partition(":")
+    kind, _, zero = kind.partition("-")
+    dtype, operand = DataType.parse(_KINDS.get(kind, kind)), DataType.parse(operand_name)
+    bits = 4 if operand.is_integer and operand.bits == 4 else 8 if operand.bits <= 8 else 16
+    order = device_struct(dtype.bits, bits, bits, "Order")
+    return dequantizer(namespace, order, dtype, component.struct, zero_point=bool(zero))

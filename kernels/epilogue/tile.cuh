@@ -2,8 +2,10 @@
 // Needs: nothing.
 //
 // Data flow, for kEpilogueM tokens at a time:
-//   accumulators --> shared memory [kWarpsK][token][row] --> sum over kWarpsK, in float, in order
-//   --> second scale, channel scale, bias --> output dtype --> out [token][row], rows contiguous
+//   accumulators --> shared memory [kWarpsK][token][row] --> sum over kWarpsK, in order, in float
+//   or, where the MMA sums integers over all of K, in integers
+//   --> token zero point, channel scale, token scale, second scales, bias --> output dtype
+//   --> out [token][row], rows contiguous
 // With split-K the sums go to the workspace instead; the CTA that finishes a tile last adds all
 // parts in the order of K, so the result is the same in every run.
 #pragma once
@@ -18,8 +20,12 @@ namespace humming {
 // Which scales beyond the weight's own an output row has.
 enum class SecondScale { kNone, kTensor, kChannel };
 
+// Which scales activations have that do not change with K: none, one, or one a token.
+enum class TokenScaling { kNone, kTensor, kToken };
+
 template <class C, class Mainloop>
 struct TileEpilogue {
+  using Sum = typename Mainloop::Sum;
   static constexpr int kThreads = Mainloop::kThreads;
   static constexpr int kTokens = C::kEpilogueM;
   static constexpr int kPasses = C::kBlockM / kTokens;
@@ -33,12 +39,13 @@ struct TileEpilogue {
 
   static __device__ void run(const GemmParams& p, u8* shared, const TileIndex& tile,
                              const typename Mainloop::Accumulators& acc) {
-    float* staged = reinterpret_cast<float*>(shared);
+    Sum* staged = reinterpret_cast<Sum*>(shared);
     const int token0 = tile.m * C::kBlockM, row0 = tile.n * C::kBlockN;
-    float* part = nullptr;
+    Sum* part = nullptr;
     if constexpr (C::kSplitK > 1) {
       const i64 tiles = i64(gridDim.x) * gridDim.y;
-      part = p.partials + (blockIdx.z * tiles + tile.linear) * (C::kBlockM * C::kBlockN);
+      part = static_cast<Sum*>(p.partials) +
+             (blockIdx.z * tiles + tile.linear) * (C::kBlockM * C::kBlockN);
     }
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
@@ -50,10 +57,10 @@ struct TileEpilogue {
         const int in_pass = unit / kUnitsPerToken, row = unit % kUnitsPerToken * kVector;
         const int token = pass * kTokens + in_pass;
         if (token0 + token >= p.m) break;
-        float sum[kVector] = {0.f, 0.f, 0.f, 0.f};
+        Sum sum[kVector] = {0, 0, 0, 0};
 #pragma unroll
         for (int k = 0; k < C::kWarpsK; ++k) {
-          const float* from = staged + (k * kTokens + in_pass) * kPitch + row;
+          const Sum* from = staged + (k * kTokens + in_pass) * kPitch + row;
 #pragma unroll
           for (int i = 0; i < kVector; ++i) sum[i] += from[i];
         }
@@ -70,12 +77,11 @@ struct TileEpilogue {
 
  private:
   // (lane, block, tile, i) -> row 16 * block + g + 8 * (i >> 1), token 8 * tile + 2t + (i & 1)
-  static __device__ void stage(float* staged, int pass,
-                               const typename Mainloop::Accumulators& acc) {
+  static __device__ void stage(Sum* staged, int pass, const typename Mainloop::Accumulators& acc) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int warp_n = warp % C::kWarpsN, warp_k = warp / C::kWarpsN;
-    float* to = staged + warp_k * kTokens * kPitch + warp_n * Mainloop::kRowBlocks * 16 + lane / 4 +
-                lane % 4 * 2 * kPitch;
+    Sum* to = staged + warp_k * kTokens * kPitch + warp_n * Mainloop::kRowBlocks * 16 + lane / 4 +
+              lane % 4 * 2 * kPitch;
 #pragma unroll
     for (int tile = 0; tile < Mainloop::kTokenTiles; ++tile) {
       const int inside = tile - pass * (kTokens / 8);
@@ -90,21 +96,38 @@ struct TileEpilogue {
     }
   }
 
-  // Applies what is per row, and stores four rows of one token.
-  static __device__ void finish(const GemmParams& p, int token, int row, float (&sum)[kVector]) {
+  // A token's sum with a row, less what the token's zero point adds to it: times the sum of the
+  // row's weights, in integers where the sums are.
+  static __device__ float without_zero(const GemmParams& p, int token, int row, Sum sum) {
+    if constexpr (C::kTokenZero) {
+      const int at = C::kTokenScaling == TokenScaling::kToken ? token : 0;
+      const int zero = static_cast<const signed char*>(p.x_zeros)[at];
+      constexpr float kUnits = Mainloop::kScalesInLoop ? 1.f : 1.f / C::Dequant::kFactor;
+      sum -= Sum(p.row_sums[row] * kUnits) * zero;
+    }
+    return float(sum);
+  }
+
+  // Applies what is per row and per token, and stores four rows of one token.
+  static __device__ void finish(const GemmParams& p, int token, int row,
+                                const Sum (&sum)[kVector]) {
     using Out = typename C::Out::Storage;
     Out* to = static_cast<Out*>(p.out) + i64(token) * p.out_stride + row;
     const auto* scales = static_cast<const typename C::Scale::Storage*>(p.scales);
     const float* second = static_cast<const float*>(p.second_scale);
     const Out* bias = static_cast<const Out*>(p.bias);
+    const float whole_factor = factor_of(p, token);
     struct alignas(sizeof(Out) * kVector) Packed {
       Out value[kVector];
     } packed;
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       if (row + i >= p.n) break;
-      float value = sum[i];
-      if (!Mainloop::kScalesInLoop) value *= C::Scale::to_float(scales[row + i]);
+      float value = without_zero(p, token, row + i, sum[i]);
+      if (!Mainloop::kScalesInLoop) {
+        value *= C::Scale::to_float(scales[row + i]) * C::Dequant::kFactor;
+      }
+      if (kTokenFactor) value *= whole_factor;
       if (C::kSecondScale == SecondScale::kTensor) value *= second[0];
       if (C::kSecondScale == SecondScale::kChannel) value *= second[row + i];
       if (bias != nullptr) value += C::Out::to_float(bias[row + i]);
@@ -121,6 +144,21 @@ struct TileEpilogue {
     }
   }
 
+  static constexpr bool kTokenFactor =
+      C::kTokenScaling != TokenScaling::kNone || C::Tokens::kFactor != 1.f || C::kTokenSecond;
+
+  // What all sums of a token are multiplied with.
+  static __device__ float factor_of(const GemmParams& p, int token) {
+    float factor = C::Tokens::kFactor;
+    if constexpr (C::kTokenScaling != TokenScaling::kNone) {
+      const int at = C::kTokenScaling == TokenScaling::kToken ? token : 0;
+      const auto* scales = static_cast<const typename C::TokenScale::Storage*>(p.x_scales);
+      factor *= C::TokenScale::to_float(scales[at]);
+    }
+    if (C::kTokenSecond && p.x_second != nullptr) factor *= *p.x_second;
+    return factor;
+  }
+
   // The last CTA of a tile adds the parts of all and leaves the counter at zero.
   static __device__ void combine(const GemmParams& p, u8* shared, const TileIndex& tile) {
     u32* order = reinterpret_cast<u32*>(shared);
@@ -134,17 +172,18 @@ struct TileEpilogue {
     __threadfence();
     const int token0 = tile.m * C::kBlockM, row0 = tile.n * C::kBlockN;
     const i64 tiles = i64(gridDim.x) * gridDim.y;
-    const float* parts = p.partials + i64(tile.linear) * (C::kBlockM * C::kBlockN);
+    const Sum* parts =
+        static_cast<const Sum*>(p.partials) + i64(tile.linear) * (C::kBlockM * C::kBlockN);
     for (int unit = threadIdx.x; unit < C::kBlockM * kUnitsPerToken; unit += kThreads) {
       const int token = unit / kUnitsPerToken, row = unit % kUnitsPerToken * kVector;
       if (token0 + token >= p.m) break;
-      float part[C::kSplitK][kVector];
+      Sum part[C::kSplitK][kVector];
 #pragma unroll
       for (int split = 0; split < C::kSplitK; ++split) {
-        ptx::load_l2_f32x4(part[split], parts + split * tiles * (C::kBlockM * C::kBlockN) +
-                                            token * C::kBlockN + row);
+        ptx::load_l2_x4(part[split], parts + split * tiles * (C::kBlockM * C::kBlockN) +
+                                         token * C::kBlockN + row);
       }
-      float sum[kVector] = {0.f, 0.f, 0.f, 0.f};
+      Sum sum[kVector] = {0, 0, 0, 0};
 #pragma unroll
       for (int split = 0; split < C::kSplitK; ++split) {
 #pragma unroll

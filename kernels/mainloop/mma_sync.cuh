@@ -4,7 +4,7 @@
 // Data flow, per pipeline stage of kBlockK values of K:
 //   packed codes, scales, zeros, activations --mover--> shared memory (kStages deep)
 //   codes --16-byte reads--> registers --dequant--> A fragments   (a lane reads only its own words)
-//   activations --ldmatrix--> B fragments
+//   activations --ldmatrix, or narrow reads and dequant--> B fragments
 //   A x B --mma--> partial sums; per group of K scaled into the accumulators in float
 //
 // Warps divide the tile along N, kWarpsN, and each stage along K, kWarpsK:
@@ -20,6 +20,7 @@
 #pragma once
 
 #include <humming/params.cuh>
+#include <humming/ptx/global.cuh>
 #include <humming/ptx/shared.cuh>
 #include <humming/types.cuh>
 
@@ -44,8 +45,14 @@ struct MmaSyncMainloop {
   static constexpr int kWarpBricks = kBricks / C::kWarpsK;
   static constexpr int kWords = C::Order::kCodeBits;
   static constexpr int kBrickBytes = 128 * kWords;
-  static constexpr bool kScalesInLoop = C::kScaleSite != ScaleSite::kEpilogue;
   static constexpr bool kPerGroup = C::kScaleSite == ScaleSite::kAccumulator;
+  // Scales of one value a row meet finished sums, whatever the site of those that change with K.
+  static constexpr bool kScalesInLoop = C::kScaleSite != ScaleSite::kEpilogue && C::kGroupK != 0;
+  // Sums of a group, or of a stage, that are added to the accumulators in float.
+  static constexpr bool kPartial = kPerGroup || C::Mma::kPromoted;
+  // An MMA step is 256 bits of K.
+  static constexpr int kStepK = 256 / C::Order::kOperandBits;
+  static constexpr int kBrickSteps = 64 / kStepK;
   static constexpr bool kHasZero = C::kZeroPoint != ZeroPoint::kNone;
 
   static_assert(C::kBlockN % (16 * C::kWarpsN) == 0 && C::kBlockM % 8 == 0,
@@ -54,26 +61,31 @@ struct MmaSyncMainloop {
                 "slot mainloop: a stage holds whole bricks for each warp along K");
   static_assert(C::kStages >= 2, "slot mainloop: a pipeline has at least two stages");
 
-  // Groups of K that one stage touches, and K values (in steps of 16) that share a scale in a warp.
+  // Groups of weights that one stage touches, and steps of K that share all scales in a warp.
   static constexpr int kGroups =
       C::kGroupK == 0 || C::kGroupK >= C::kBlockK ? 1 : C::kBlockK / C::kGroupK;
-  static constexpr int kWarpSteps = 4 * kWarpBricks;
+  static constexpr int kWarpSteps = kBrickSteps * kWarpBricks;
   static constexpr int kGroupSteps =
-      C::kGroupK == 0 ? kWarpSteps : min_of(C::kGroupK / 16, kWarpSteps);
+      C::kScaleStepK == 0 ? kWarpSteps : min_of(C::kScaleStepK / kStepK, kWarpSteps);
   static_assert(C::kGroupK == 0 || C::kGroupK % C::kBlockK == 0 || C::kBlockK % C::kGroupK == 0,
                 "slot mainloop: groups and stages divide one another");
+  static_assert(C::kScaleStepK % kStepK == 0, "slot mainloop: scales change between steps only");
   static_assert(kWarpSteps % kGroupSteps == 0,
                 "slot mainloop: groups divide a warp's part of a stage");
+  // Steps that one ldmatrix serves.
+  static constexpr int kPairSteps = min_of(2, kBrickSteps);
   // Without a second chain, one tile a warp would wait for each mma to finish.
-  static constexpr int kChains = kRowBlocks * kTokenTiles == 1 && kGroupSteps % 2 == 0 ? 2 : 1;
+  static constexpr int kChains =
+      kRowBlocks * kTokenTiles == 1 && kPairSteps == 2 && kGroupSteps % 2 == 0 ? 2 : 1;
 
   // A warp with many tiles has enough to overlap in one brick; unrolling all would only take longer
   // to compile.
   static constexpr int kUnrolledBricks = kRowBlocks * kTokenTiles >= 16 ? 1 : kWarpBricks;
 
   // Bytes of a stage, in the order in which they lie in shared memory.
-  static constexpr int kXPitch =
-      2 * C::kBlockK + 16;  // the 16 bytes spread ldmatrix over the banks
+  static constexpr int kXBits = C::Tokens::kBits;
+  static constexpr int kXBytes = C::kBlockK * kXBits / 8;  // of a token
+  static constexpr int kXPitch = kXBytes + 16;  // the 16 bytes spread ldmatrix over the banks
   static constexpr int kScaleBytes = sizeof(typename C::Scale::Storage);
   static constexpr int kCodesSize = C::kBlockN / 16 * kBricks * kBrickBytes;
   static constexpr int kScalesSize = kScalesInLoop ? C::kBlockN * kGroups * kScaleBytes : 0;
@@ -83,7 +95,8 @@ struct MmaSyncMainloop {
   static constexpr int kSharedBytes = C::kStages * kStageSize;
 
   // (row block, token tile, i) -> row 16 * block + g + 8 * (i >> 1), token 8 * tile + 2t + (i & 1)
-  using Accumulators = float[kRowBlocks][kTokenTiles][4];
+  using Sum = typename IfElse<kPartial, float, typename C::Mma::Sum>::Type;
+  using Accumulators = Sum[kRowBlocks][kTokenTiles][4];
 
   // A matrix that is copied in runs: kRuns rows (or row blocks), kRun pieces of 16 bytes from each.
   // Copy i of a thread is piece `piece(i)` of run `run(i)`. Where threads and runs divide one another
@@ -119,7 +132,7 @@ struct MmaSyncMainloop {
   using CodeRuns = Runs<C::kBlockN / 16, kBricks * kBrickBytes / 16>;
   using ScaleRuns = Runs<kScalesInLoop ? C::kBlockN / 16 : 0, kGroups * kScaleBytes>;
   using ZeroRuns = Runs<kHasZero ? C::kBlockN / 16 : 0, kGroups * kZeroBytes>;
-  using XRuns = Runs<C::kBlockM, C::kBlockK / 8>;
+  using XRuns = Runs<C::kBlockM, kXBytes / 16>;
   static constexpr int kPieces =
       CodeRuns::kCount + ScaleRuns::kCount + ZeroRuns::kCount + XRuns::kCount;
   using Fetch = typename C::Mover::template Fetch<kPieces>;
@@ -143,7 +156,7 @@ struct MmaSyncMainloop {
           bricks((p.k + 63) / 64),
           groups(C::kGroupK == 0 ? 1 : (bricks * 64 + C::kGroupK - 1) / max_of(C::kGroupK, 1)),
           k(p.k),
-          x_pitch(p.x_stride * 2) {
+          x_pitch(p.x_stride) {
       const i64 block = tile_n * (C::kBlockN / 16), token = tile_m * C::kBlockM;
       codes = static_cast<const u8*>(p.codes) + (block + CodeRuns::run(0)) * bricks * kBrickBytes +
               CodeRuns::piece(0) * 16;
@@ -185,11 +198,11 @@ struct MmaSyncMainloop {
              from + ZeroRuns::step(i, i64(groups) * 16 * kZeroBytes), exists);
       }
       const u32 x_base = base + kCodesSize + kScalesSize + kZerosSize;
-      from = x + i64(stage) * (C::kBlockK * 2);
+      from = x + i64(stage) * kXBytes;
 #pragma unroll
       for (int i = 0; i < XRuns::kCount; ++i, ++at) {
         const int token = XRuns::run(i), piece = XRuns::piece(i);
-        const bool exists = token < tokens && stage * C::kBlockK + 8 * piece < k;
+        const bool exists = token < tokens && stage * C::kBlockK + 128 / kXBits * piece < k;
         copy(fetch, at, XRuns::mine(i), x_base + token * kXPitch + 16 * piece,
              from + XRuns::step(i, x_pitch), exists);
       }
@@ -225,7 +238,7 @@ struct MmaSyncMainloop {
     }
   }
 
-  using Partials = float[kChains][kRowBlocks][kTokenTiles][4];
+  using Partials = typename C::Mma::Sums[kChains][kRowBlocks][kTokenTiles];
   using Offsets = typename C::Dequant::Offset[kRowBlocks][2];
 
   // What a warp needs of one stage.
@@ -233,15 +246,27 @@ struct MmaSyncMainloop {
     const u8* codes;   // of this warp's first row block and first brick
     const u8* scales;  // of its first row block
     const u8* zeros;
-    u32 x;  // address of this lane's ldmatrix rows, token tile 0, first k
+    u32 x;  // address of what this lane reads of token tile 0, first k
     int lane;
+    // Scales of this lane's tokens 2t and 2t + 1 of each tile, from the tile's first token on, and
+    // the number of the stage's first step of K.
+    const u8* x_scales;
+    int tokens, x_groups, step;
 
     __device__ static int group_of(int first_step, int step) {
-      return C::kGroupK == 0 ? 0 : (first_step + step) * 16 / max_of(C::kGroupK, 1);
+      return C::kGroupK == 0 ? 0 : (first_step + step) * kStepK / max_of(C::kGroupK, 1);
+    }
+    // The scale of a token for the group of a step; tokens and groups that do not exist have the
+    // last one's, whose products with zeros are zero or, being its NaN, are not stored.
+    __device__ float token_scale(int token, int at) const {
+      const int group = min_of((step + at) * kStepK / max_of(C::kTokenGroupK, 1), x_groups - 1);
+      using Scale = typename C::TokenScale;
+      const auto* values = reinterpret_cast<const typename Scale::Storage*>(x_scales);
+      return Scale::to_float(values[i64(min_of(token, tokens - 1)) * x_groups + group]);
     }
     __device__ float scale(int block, int group, int row) const {
       const auto* values = reinterpret_cast<const typename C::Scale::Storage*>(scales);
-      return C::Scale::to_float(values[(block * kGroups + group) * 16 + row]);
+      return C::Scale::to_float(values[(block * kGroups + group) * 16 + row]) * C::Dequant::kFactor;
     }
     // The zero point's integer, or the bits of its float in the operand's type.
     __device__ u32 zero(int block, int group, int row) const {
@@ -260,19 +285,19 @@ struct MmaSyncMainloop {
 
   // Steps since a group of K began, known when compiling where groups end within a brick.
   static __device__ constexpr int phase(int brick, int step) {
-    return (kGroupSteps <= 4 ? step : 4 * brick + step) % kGroupSteps;
+    return (kGroupSteps <= kBrickSteps ? step : kBrickSteps * brick + step) % kGroupSteps;
   }
 
-  // Multiplies one brick's kStep and kStep + 1, 32 values of K, for all rows and tokens of the warp.
+  // Multiplies one brick's steps from kStep on, as many as one ldmatrix serves, for all rows and
+  // tokens of the warp.
   template <int kStep>
   static __device__ void step_pair(const Stage& stage, int brick, int first_step,
                                    const u32 (&words)[kRowBlocks][kWords], Accumulators& acc,
                                    Partials& partial, Offsets& offsets) {
-    u32 a[2][kRowBlocks][4];
+    u32 a[kPairSteps][kRowBlocks][4];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int step = 4 * brick + kStep + half;
-      const int group = Stage::group_of(first_step, step);
+    for (int half = 0; half < kPairSteps; ++half) {
+      const int group = Stage::group_of(first_step, kBrickSteps * brick + kStep + half);
       const bool opens = phase(brick, kStep + half) == 0;
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) {
@@ -281,39 +306,31 @@ struct MmaSyncMainloop {
           offsets[block][1] = C::Dequant::offset(stage.zero(block, group, stage.lane / 4 + 8));
         }
         if (half == 0) {
-          C::Dequant::template run<kStep>(words[block], offsets[block], a[0][block]);
+          fragment<kStep>(stage, block, group, words[block], offsets[block], a[0][block]);
         } else {
-          C::Dequant::template run<kStep + 1>(words[block], offsets[block], a[1][block]);
-        }
-#pragma unroll
-        for (int r = 0; r < 4; ++r) {
-          const int row = stage.lane / 4 + 8 * (r & 1);
-          u32& value = a[half][block][r];
-          if constexpr (C::kZeroPoint == ZeroPoint::kFloat) {
-            value = C::Dequant::subtract(value, stage.zero(block, group, row) * 0x00010001u);
-          }
-          if constexpr (C::kScaleSite == ScaleSite::kOperand) {
-            const int at = (block * kGroups + group) * 16 + row;
-            value = C::Dequant::scale(value, Stage::operand(stage.scales, at) * 0x00010001u);
-          }
+          fragment<kStep + kPairSteps - 1>(stage, block, group, words[block], offsets[block],
+                                           a[kPairSteps - 1][block]);
         }
       }
     }
 #pragma unroll
     for (int tile = 0; tile < kTokenTiles; ++tile) {
-      u32 b[4];
-      ptx::ldmatrix_x4(b, stage.x + tile * 8 * kXPitch + (64 * brick + 16 * kStep) * 2);
+      u32 b[2 * kPairSteps];
+      C::Tokens::load(b, stage.x + tile * 8 * kXPitch + (64 * brick + kStepK * kStep) * kXBits / 8);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
+      for (int half = 0; half < kPairSteps; ++half) {
         const int chain = kChains == 2 ? half : 0;
-        const int step = 4 * brick + kStep + half;
+        const int step = kBrickSteps * brick + kStep + half;
 #pragma unroll
         for (int block = 0; block < kRowBlocks; ++block) {
-          if constexpr (kPerGroup) {
-            float (&sum)[4] = partial[chain][block][tile];
-            if (phase(brick, kStep + half) < kChains) sum[0] = sum[1] = sum[2] = sum[3] = 0.f;
-            C::Mma::fma(sum, a[half][block], b[2 * half], b[2 * half + 1]);
-            // With groups of 16 a sum is complete after every step.
+          if constexpr (kPartial) {
+            auto& sums = partial[chain][block][tile];
+            if (phase(brick, kStep + half) < kChains) {
+#pragma unroll
+              for (auto& sum : sums) sum = 0;
+            }
+            C::Mma::fma(sums, a[half][block], b[2 * half], b[2 * half + 1]);
+            // With groups of one step a sum is complete after every step.
             if (kGroupSteps == 1) flush_tile(stage, first_step, step, block, tile, acc, partial);
           } else {
             C::Mma::fma(acc[block][tile], a[half][block], b[2 * half], b[2 * half + 1]);
@@ -321,14 +338,37 @@ struct MmaSyncMainloop {
         }
       }
     }
-    constexpr int kLast = kStep + 1;
-    if (kPerGroup && kGroupSteps > 1 && phase(brick, kLast) == kGroupSteps - 1) {
+    constexpr int kLast = kStep + kPairSteps - 1;
+    if (kPartial && kGroupSteps > 1 && phase(brick, kLast) == kGroupSteps - 1) {
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) {
 #pragma unroll
         for (int tile = 0; tile < kTokenTiles; ++tile) {
-          flush_tile(stage, first_step, 4 * brick + kLast, block, tile, acc, partial);
+          flush_tile(stage, first_step, kBrickSteps * brick + kLast, block, tile, acc, partial);
         }
+      }
+    }
+  }
+
+  // The A registers of one step: dequantized, less float zero points, times scales of operands.
+  // (lane, r, e) -> (row g + 8 * (r & 1), k kStepK * kStep + E t + e + 4 E (r >> 1))
+  template <int kStep>
+  static __device__ void fragment(const Stage& stage, int block, int group,
+                                  const u32 (&words)[kWords],
+                                  const typename C::Dequant::Offset (&rows)[2], u32 (&a)[4]) {
+    a[0] = C::Dequant::template value<4 * kStep>(words, rows[0]);
+    a[1] = C::Dequant::template value<4 * kStep + 1>(words, rows[1]);
+    a[2] = C::Dequant::template value<4 * kStep + 2>(words, rows[0]);
+    a[3] = C::Dequant::template value<4 * kStep + 3>(words, rows[1]);
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const int row = stage.lane / 4 + 8 * (r & 1);
+      if constexpr (C::kZeroPoint == ZeroPoint::kFloat) {
+        a[r] = C::Dequant::subtract(a[r], stage.zero(block, group, row) * 0x00010001u);
+      }
+      if constexpr (C::kScaleSite == ScaleSite::kOperand) {
+        const int at = (block * kGroups + group) * 16 + row;
+        a[r] = C::Dequant::scale(a[r], Stage::operand(stage.scales, at) * 0x00010001u);
       }
     }
   }
@@ -336,14 +376,23 @@ struct MmaSyncMainloop {
   // Adds the finished sums of a group, times its scales, to the accumulators.
   static __device__ void flush_tile(const Stage& stage, int first_step, int step, int block,
                                     int tile, Accumulators& acc, const Partials& partial) {
-    const int group = Stage::group_of(first_step, step);
-    const float upper = stage.scale(block, group, stage.lane / 4);
-    const float lower = stage.scale(block, group, stage.lane / 4 + 8);
+    float rows[2] = {1.f, 1.f}, tokens[2] = {1.f, 1.f};
+    if constexpr (kPerGroup && C::kGroupK != 0) {
+      const int group = Stage::group_of(first_step, step);
+      rows[0] = stage.scale(block, group, stage.lane / 4);
+      rows[1] = stage.scale(block, group, stage.lane / 4 + 8);
+    }
+    if constexpr (kPerGroup && C::kTokenGroupK != 0) {
+      const int token = 8 * tile + stage.lane % 4 * 2;
+      tokens[0] = stage.token_scale(token, first_step + step);
+      tokens[1] = stage.token_scale(token + 1, first_step + step);
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      float sum = partial[0][block][tile][i];
-      if (kChains == 2) sum += partial[kChains - 1][block][tile][i];
-      acc[block][tile][i] += sum * (i < 2 ? upper : lower);
+      float sum = C::Mma::value(partial[0][block][tile], i);
+      if (kChains == 2) sum += C::Mma::value(partial[kChains - 1][block][tile], i);
+      if (C::kTokenGroupK != 0) sum *= tokens[i & 1];
+      acc[block][tile][i] += sum * rows[i >> 1];
     }
   }
 
@@ -362,7 +411,9 @@ struct MmaSyncMainloop {
         read_words(stage.codes + (block * kBricks + brick) * kBrickBytes, stage.lane, words[block]);
       }
       step_pair<0>(stage, brick, first_step, words, acc, partial, offsets);
-      step_pair<2>(stage, brick, first_step, words, acc, partial, offsets);
+      if constexpr (kBrickSteps > 2) {
+        step_pair<2>(stage, brick, first_step, words, acc, partial, offsets);
+      }
     }
   }
 
@@ -382,9 +433,8 @@ struct MmaSyncMainloop {
       C::Mover::commit();
     }
     const int first_step = warp_k * kWarpSteps;
-    // ldmatrix: lane -> token lane % 8, k 8 * (lane / 8): four matrices are two steps of K.
-    const u32 x_offset = kCodesSize + kScalesSize + kZerosSize + (lane % 8) * kXPitch +
-                         (lane / 8) * 16 + first_step * 32;
+    const u32 x_offset = kCodesSize + kScalesSize + kZerosSize +
+                         C::Tokens::lane_offset(lane, kXPitch) + first_step * kStepK * kXBits / 8;
     int slot = 0;
     for (int at = begin; at < end; ++at) {
       C::Mover::template wait<C::kStages - 2>();
@@ -400,6 +450,14 @@ struct MmaSyncMainloop {
           base + kCodesSize + kScalesSize + warp_n * kRowBlocks * kGroups * 16 * kZeroBytes;
       stage.x = ptx::shared_address(base) + x_offset;
       stage.lane = lane;
+      if constexpr (C::kTokenGroupK != 0) {
+        const i64 token = tile_m * C::kBlockM;
+        stage.x_scales = static_cast<const u8*>(p.x_scales) +
+                         token * p.x_groups * sizeof(typename C::TokenScale::Storage);
+        stage.tokens = p.m - token;
+        stage.x_groups = p.x_groups;
+        stage.step = at * (C::kBlockK / kStepK);
+      }
       compute(stage, first_step, acc);
       if (next < end) fetch.land();
       C::Mover::commit();

@@ -1,7 +1,14 @@
-// Arithmetic on two 16-bit floats in a register, and the three-input bit operation.
+// Arithmetic on two 16-bit floats in a register.
 #pragma once
 
 namespace humming::ptx {
+
+// PTX ISA 9.7.4.1 "add" (half precision).
+__device__ inline unsigned add_f16x2(unsigned a, unsigned b) {
+  unsigned d;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
 
 // PTX ISA 9.7.4.2 "sub" (half precision).
 __device__ inline unsigned sub_f16x2(unsigned a, unsigned b) {
@@ -27,13 +34,6 @@ __device__ inline unsigned fma_f16x2(unsigned a, unsigned b, unsigned c) {
 __device__ inline unsigned fma_bf16x2(unsigned a, unsigned b, unsigned c) {
   unsigned d;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  return d;
-}
-
-// (a & b) ^ c in one instruction (PTX ISA 9.7.8.6 "lop3"): 0x6a = (0xf0 & 0xcc) ^ 0xaa.
-__device__ inline unsigned and_xor(unsigned a, unsigned b, unsigned c) {
-  unsigned d;
-  asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
   return d;
 }
 

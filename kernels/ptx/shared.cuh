@@ -19,6 +19,28 @@ __device__ inline void ldmatrix_x4(unsigned (&d)[4], unsigned address) {
                : "memory");
 }
 
+// Two of them; the lanes from 16 on give addresses that are not read.
+__device__ inline void ldmatrix_x2(unsigned (&d)[2], unsigned address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
+               : "=r"(d[0]), "=r"(d[1])
+               : "r"(address)
+               : "memory");
+}
+
+__device__ inline void ldmatrix_x1(unsigned (&d)[1], unsigned address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];"
+               : "=r"(d[0])
+               : "r"(address)
+               : "memory");
+}
+
+// A narrow read (PTX ISA 9.7.9.8 "ld").
+__device__ inline unsigned load_shared_u16(unsigned address) {
+  unsigned short d;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(d) : "r"(address) : "memory");
+  return d;
+}
+
 // 16-byte store (PTX ISA 9.7.9.11 "st") by shared address.
 __device__ inline void store_shared_16(unsigned address, const unsigned (&word)[4]) {
   asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(word[0]), "r"(word[1]),

@@ -6,6 +6,7 @@ what it would choose there; compiled for the card, the same instructions run on 
 
 from dataclasses import replace
 
+import products
 import pytest
 import torch
 
@@ -45,17 +46,7 @@ TOKENS |= {(65, 128): (65, 128), (129, 256): (129,), (257, 512): (300,), (513, N
 def like(name: str) -> DeviceCapabilities:
     """The present card with the means of another device."""
     card = capabilities()
-    if name == "present":
-        return card
-    other = capabilities(name)
-    return replace(
-        card,
-        movers=other.movers,
-        mma=other.mma,
-        features=other.features & card.features,
-        smem_per_block_bytes=other.smem_per_block_bytes,
-        sms=other.sms,
-    )
+    return card if name == "present" else products.like(card, capabilities(name))
 
 
 def weight_of(n: int, k: int, spec: str) -> humming.QuantizedWeight:

@@ -293,10 +293,19 @@ def test_float_zero_points_need_an_operand_of_their_type():
     assert "bfloat16 zero points cannot be subtracted in float16" in why(rejected)
 
 
-def test_activations_with_zero_points_are_refused():
-    found, rejected = lowered("int8 x int8_asym", row("int8", shape=(16, 8, 32)))
+def test_zero_points_of_activations_must_not_change_with_k():
+    found, _ = lowered("int8 x int8_asym", row("int8", shape=(16, 8, 32)))
+    assert found
+    found, rejected = lowered("int8 x int8_g64_asym", row("int8", shape=(16, 8, 32)))
     assert not found
-    assert "activations with a zero point" in why(rejected)
+    assert "zero points of groups of activations" in why(rejected)
+
+
+def test_rows_that_do_the_same_in_more_instructions_are_left_out():
+    rows = row("int8", shape=(16, 8, 32)), row("int8", shape=(16, 8, 16))
+    found, rejected = lowered("int8 x int8", *rows, row("int8", shape=(8, 8, 16)))
+    assert {option.mma.shape for option in found} == {(16, 8, 32)}
+    assert "m16n8k32 s8 x s8 -> s32 does the same in fewer instructions" in why(rejected)
 
 
 def test_sums_that_may_leave_int32_are_refused():
@@ -359,7 +368,7 @@ def test_each_mover_of_the_device_gives_a_lowering_in_its_order():
 
 
 def test_names_tell_lowerings_apart():
-    rows = row("float16"), row("float16", shape=(16, 8, 8)), row("bfloat16")
+    rows = row("float16"), row("float16", shape=(16, 16, 8)), row("bfloat16")
     found, _ = lowered("int4_g128 x fp16", *rows, movers=("tma", "plain"))
     assert len({option.name for option in found}) == len(found) == 8
 
@@ -370,7 +379,8 @@ def test_requirements_are_the_keys_of_the_components():
     assert {str(needed) for needed in found.requirements(problem)} == {
         "mover cp_async",
         "mma mma_sync:m16n8k16:bfloat16:bfloat16:float32",
-        "dequant uint4:bfloat16",
+        "dequant uint-zero:bfloat16",
+        "tokens direct",
         "mainloop mma_sync",
         "epilogue tile",
     }
@@ -380,7 +390,7 @@ def test_widening_and_experts_need_components_of_their_own():
     (found,), _ = lowered("fp8 x fp8", row("float16"))
     problem = GemmProblem.parse("fp8 x fp8", 256, 1024, experts=8)
     needed = {str(requirement) for requirement in found.requirements(problem)}
-    assert {"convert float8e4m3:float16", "scheduler experts"} <= needed
+    assert {"tokens widened", "convert float:float16", "scheduler experts"} <= needed
 
 
 @pytest.mark.parametrize(

@@ -293,7 +293,7 @@ def test_relative_error_is_that_of_norms() -> None:
 def test_bounds_are_refused_where_none_is_known() -> None:
     weight = quantize(torch.randn(8, 64), "int4_g32")
     x = torch.randn(2, 64).half()
-    with pytest.raises(UnsupportedError, match="16 bits"):
+    with pytest.raises(UnsupportedError, match="numbers of the codes, in float64"):
         error_bound(problem_of(weight, "int8", "float16"), x, weight)
     with pytest.raises(UnsupportedError, match="float16 activations"):
         error_bound(problem_of(weight, "bfloat16", "float16"), x, weight)

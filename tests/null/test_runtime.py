@@ -19,8 +19,12 @@ from humming.problem import GemmProblem
 from humming.runtime import Gemm, Kernel, Operands, Workspaces
 
 PROBLEM = GemmProblem.parse("int4_g128 x bf16", 4000, 4096)
-POINTERS = ["x", "codes", "scales", "zeros", "second_scale", "bias", "out", "partials", "counters"]
-FIELDS = [*POINTERS, "x_stride", "out_stride", "m", "n", "k", "reserved"]
+POINTERS = [
+    *("x", "x_scales", "x_zeros", "x_second"),
+    *("codes", "scales", "zeros", "second_scale", "row_sums", "bias"),
+    *("out", "partials", "counters"),
+]
+FIELDS = [*POINTERS, "x_stride", "out_stride", "m", "n", "k", "x_groups"]
 
 
 @dataclass
@@ -75,7 +79,7 @@ def _tensors(m: int) -> tuple[torch.Tensor, Operands, torch.Tensor]:
 
 
 def _params(launch: tuple[Any, ...]) -> dict[str, int]:
-    return dict(zip(FIELDS, struct.unpack("<11q4i", launch[2]), strict=True))
+    return dict(zip(FIELDS, struct.unpack("<15q4i", launch[2]), strict=True))
 
 
 def test_fields_are_those_of_the_kernels() -> None:
@@ -84,7 +88,7 @@ def test_fields_are_those_of_the_kernels() -> None:
     found = re.findall(r"^ *([\w ]+?\*?) (\w+);", body.group(1), re.MULTILINE)
     assert [name for _, name in found] == FIELDS
     kinds = Counter("q" if "*" in kind or kind == "long long" else kind for kind, _ in found)
-    assert kinds == {"q": 11, "int": 4}
+    assert kinds == {"q": 15, "int": 4}
 
 
 def test_kernel_is_handed_addresses_strides_and_sizes(fake: FakeRuntime) -> None:
@@ -96,20 +100,24 @@ def test_kernel_is_handed_addresses_strides_and_sizes(fake: FakeRuntime) -> None
     assert launch[3:] == (77, plan.pdl)
     assert _params(launch) == {
         "x": x.data_ptr(),
+        "x_scales": 0,
+        "x_zeros": 0,
+        "x_second": 0,
         "codes": operands.codes.data_ptr(),
         "scales": operands.scales.data_ptr(),
         "zeros": operands.zeros.data_ptr(),
         "second_scale": operands.second_scale.data_ptr(),
+        "row_sums": 0,
         "bias": operands.bias.data_ptr(),
         "out": out.data_ptr(),
         "partials": 0,
         "counters": 0,
-        "x_stride": PROBLEM.k + 8,
+        "x_stride": 2 * (PROBLEM.k + 8),
         "out_stride": PROBLEM.n + 16,
         "m": 11,
         "n": PROBLEM.n,
         "k": PROBLEM.k,
-        "reserved": 0,
+        "x_groups": 0,
     }
 
 

@@ -1,0 +1,206 @@
+"""Products of quantized activations, and the torch operator behind them.
+
+`humming::matmul_quantized` takes what `humming::quantize_activation` returns, the tensors of a
+packed weight and both formats by name: like `humming::matmul` it stays in the graphs of
+`torch.compile` and is recorded into CUDA graphs.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from humming import plugins, runtime
+from humming.activations import FUSED_NONE, QuantizedActivation, quantize_activation
+from humming.dtypes import DataType
+from humming.errors import UnsupportedError
+from humming.formats import ActivationSpec, WeightSpec
+from humming.lowering import packed_bits
+from humming.packing import PackedWeight
+from humming.problem import GemmProblem, default_out_dtype
+from humming.runtime import Gemm, Operands, TokenScales
+
+_NO_GRAD = "Use torch.no_grad()."
+
+
+def matmul_quantized(
+    x: QuantizedActivation | torch.Tensor,
+    weight: PackedWeight,
+    bias: torch.Tensor | None = None,
+    *,
+    activation: ActivationSpec | str | None = None,
+    out_dtype: torch.dtype | None = None,
+    device: str | None = None,
+) -> torch.Tensor:
+    """x @ W.T + bias where x is quantized, or is quantized first as `activation` says.
+
+    Arguments, results and errors as `humming.matmul`.
+    """
+    leading: Sequence[int]
+    if isinstance(x, QuantizedActivation):
+        if activation is not None and ActivationSpec.parse(activation) != x.spec:
+            _refuse(
+                f"a product with activation={ActivationSpec.parse(activation).name}",
+                f"the activations are quantized as {x.spec.name} already",
+                "Leave `activation` away.",
+            )
+        leading, quantized = (x.shape[0],), x
+        if out_dtype is None:
+            name = default_out_dtype(x.spec).name
+            out_dtype = bias.dtype if bias is not None else getattr(torch, name)
+    else:
+        if activation is None:
+            raise TypeError("activation")  # matmul never asks so
+        leading = x.shape[:-1]
+        quantized = quantize_activation(x, activation, device=device)
+        out_dtype = x.dtype if out_dtype is None else out_dtype
+    _check(quantized, weight, bias, out_dtype)
+    q, w = quantized, weight
+    codes = q.codes
+    sums = None if q.spec.symmetric else w.row_sums
+    arguments = (
+        *(codes, q.scales, q.zeros, q.second_scale),
+        *(w.codes, w.scales, w.zeros, w.second_scale, sums, bias),
+        *(q.spec.name, w.spec.name, *w.shape, out_dtype),
+    )
+    out = _OPERATOR(*arguments) if device is None else _run(*arguments, device=device)
+    result: torch.Tensor = out.view(*leading, w.shape[0])
+    return result
+
+
+def multiply_quantized(
+    x: torch.Tensor,
+    weight: Sequence[torch.Tensor | None],
+    bias: torch.Tensor | None,
+    activation: str,
+    weight_format: str,
+    shape: tuple[int, int],
+) -> torch.Tensor:
+    """Quantizes x [..., K] and multiplies it, in operators alone: for layers, which are traced.
+
+    Args:
+        weight: codes, scales, zeros, second scale and row sums.
+        bias: [N] in the dtype of x, or None.
+        activation, weight_format: names.
+        shape: (N, K) of the weight.
+    """
+    quantize = torch.ops.humming.quantize_activation.default
+    codes, scales, zeros = quantize(x, activation, FUSED_NONE, None, None, None)
+    made = (codes, scales, zeros if zeros.numel() else None, None)
+    out = _OPERATOR(*made, *weight, bias, activation, weight_format, *shape, x.dtype)
+    result: torch.Tensor = out.view(*x.shape[:-1], shape[0])
+    return result
+
+
+def packed_bits_for(weight: WeightSpec, activation: str, n: int, k: int) -> int:
+    """What a weight is packed for to be multiplied with activations of a format."""
+    spec = ActivationSpec.parse(activation)
+    return packed_bits(problem_of(spec, weight, n, k, torch.bfloat16, False))
+
+
+def problem_of(
+    activation: ActivationSpec, weight: WeightSpec, n: int, k: int, out: torch.dtype, bias: bool
+) -> GemmProblem:
+    """The problem of a product by its formats."""
+    return GemmProblem(n, k, weight, activation, DataType.parse(out), bias)
+
+
+def _check(
+    x: QuantizedActivation,
+    weight: PackedWeight,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype,
+) -> None:
+    (n, k), asked = weight.shape, f"a product of {x.spec.name} activations {list(x.shape)}"
+    if x.shape[1] != k:
+        _refuse(f"{asked} with a weight [{n}, {k}]", "K differs", f"Pass activations [m, {k}].")
+    if out_dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        _refuse(f"{asked} in {out_dtype}", "no kernel writes it", "Use float16, bfloat16, float32.")
+    wanted = packed_bits(problem_of(x.spec, weight.spec, n, k, out_dtype, bias is not None))
+    if weight.operand_bits != wanted:
+        _refuse(
+            f"{asked} with a weight packed for {weight.operand_bits}-bit operands",
+            f"their kernels read a weight packed for {wanted} bits",
+            f"Pack it with humming.pack(weight, activation={x.spec.name!r}).",
+        )
+    if x.codes.device != weight.codes.device:
+        places = f"on {x.codes.device} with a weight on {weight.codes.device}"
+        _refuse(f"{asked} {places}", "devices differ", "Move them together.")
+    if bias is not None and (
+        bias.shape != (n,) or bias.dtype != out_dtype or bias.device != x.codes.device
+    ):
+        _refuse(
+            f"{asked} and a bias {list(bias.shape)} of {bias.dtype} on {bias.device}",
+            f"it is added to results [..., {n}] of {out_dtype} on {x.codes.device}",
+            f"Pass a contiguous bias [{n}] of that dtype there.",
+        )
+
+
+_gemms: dict[tuple[Any, ...], Gemm] = {}
+
+
+def _run(
+    x: torch.Tensor,
+    x_scales: torch.Tensor,
+    x_zeros: torch.Tensor | None,
+    x_second: torch.Tensor | None,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    second_scale: torch.Tensor | None,
+    row_sums: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    activation: str,
+    weight: str,
+    n: int,
+    k: int,
+    out_dtype: torch.dtype,
+    *,
+    device: str | None = None,
+) -> torch.Tensor:
+    out = torch.empty((x.shape[0], n), dtype=out_dtype, device=x.device)
+    if not out.numel():
+        return out
+    index = x.get_device()
+    key = (activation, weight, n, k, out_dtype, bias is None, index, device)
+    gemm = _gemms.get(key)
+    if gemm is None:
+        if not x.is_cuda and not any(found.index < 0 for found in plugins.devices()):
+            _refuse(
+                "a product of tensors on the CPU",
+                "kernels run on accelerators, and no plugin that simulates one is installed",
+                "Move the tensors to an accelerator.",
+            )
+        specs = ActivationSpec.parse(activation), WeightSpec.parse(weight)
+        problem = problem_of(*specs, n, k, out_dtype, bias is not None)
+        gemm = _gemms[key] = runtime.gemm_for(problem, index, device)
+    tokens = TokenScales(x_scales, x_zeros, x_second, row_sums)
+    gemm(x, Operands(codes, scales, zeros, second_scale, bias), out, tokens)
+    return out
+
+
+def _fake(x: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    n, _, out_dtype = arguments[-3:]
+    return x.new_empty((x.shape[0], n), dtype=out_dtype)
+
+
+def _backward(context: Any, gradient: torch.Tensor) -> NoReturn:
+    _refuse("a backward pass through a quantized product", "it is for inference", _NO_GRAD)
+
+
+def _refuse(asked: str, why: str, possible: str) -> NoReturn:
+    raise UnsupportedError(asked, why, possible)
+
+
+_library: Any = torch.library  # parts of it are untyped
+_LIBRARY = _library.Library("humming", "FRAGMENT")
+_LIBRARY.define(
+    "matmul_quantized(Tensor x, Tensor x_scales, Tensor? x_zeros, Tensor? x_second, Tensor codes, "
+    "Tensor scales, Tensor? zeros, Tensor? second_scale, Tensor? row_sums, Tensor? bias, "
+    "str activation, str weight, int n, int k, ScalarType out_dtype) -> Tensor"
+)
+_LIBRARY.impl("matmul_quantized", _run, "CUDA")
+_LIBRARY.impl("matmul_quantized", _run, "CPU")
+_library.register_fake("humming::matmul_quantized", _fake, lib=_LIBRARY)
+_library.register_autograd("humming::matmul_quantized", _backward, lib=_LIBRARY)
+_OPERATOR = torch.ops.humming.matmul_quantized.default
