@@ -430,7 +430,7 @@ def _address(tensor: torch.Tensor | None) -> int:
 def _buffers(
     x: torch.Tensor, operands: Operands, out: torch.Tensor, tokens: TokenScales | None = None
 ) -> list[hookspecs.Buffer]:
-    """The memory that a product uses, the output not yet written, activations perhaps just being."""
+    """The memory that a product uses: the output not yet written, activations perhaps just so."""
     named = {"x": x, **operands._asdict(), "out": out}
     if tokens is not None:
         named |= {f"x_{name}": tensor for name, tensor in tokens._asdict().items()}

@@ -25,7 +25,7 @@ errors = importlib.import_module("humming.devices.simulator.errors")
 
 DEVICES = ("t4", "a100", "h200")
 TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-_PARAMS = struct.Struct("<11q4i")
+_PARAMS = struct.Struct("<15q4i")
 
 
 def compiled(source: str, entry: str, caps: DeviceCapabilities) -> str:
@@ -84,10 +84,11 @@ class Product:
             tiles = grid[0] * grid[1]
             partials = memory.allocate(4 * tile.block_n * tile.block_m * tile.split_k * tiles)
             counters = memory.allocate(4 * tiles)
-        addresses = [0 if t is None else t.data_ptr() for t in constant]
-        strides = (self.x.stride(0), self.out.stride(0))
+        x, *weight = [0 if t is None else t.data_ptr() for t in constant]
+        strides = (self.x.stride(0) * self.x.element_size(), self.out.stride(0))
+        # No scales of tokens, sums of rows or bias.
         params = _PARAMS.pack(
-            *addresses, 0, self.out.data_ptr(), partials, counters, *strides,
+            x, 0, 0, 0, *weight, 0, 0, self.out.data_ptr(), partials, counters, *strides,
             self.m, self.n, self.k, 0,
         )  # fmt: skip
         return lambda: kernel.launch(grid, (tile.threads, 1, 1), params, buffers=buffers)
