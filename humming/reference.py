@@ -207,9 +207,23 @@ def quantize_activation(
     Returns:
         codes uint8 [m, ceil(K * bits / 8)], scales and zeros [m, groups] or [1, 1].
     """
-    spec = ActivationSpec.parse(spec)
-    values = fused(x, fuse)
+    # On the CPU, which divides: on accelerators torch divides by a number by multiplying with its
+    # reciprocal, which rounds twice.
+    known = (t.cpu() if isinstance(t, torch.Tensor) else t for t in (scale, zero, second_scale))
+    values = fused(x.cpu(), fuse)
     values = values.reshape(-1, values.shape[-1]).contiguous()
+    found = _quantized_activation(values, ActivationSpec.parse(spec), *known)
+    return ActivationParts(*(None if t is None else t.to(x.device) for t in found))  # type: ignore[arg-type]
+
+
+def _quantized_activation(
+    values: torch.Tensor,
+    spec: ActivationSpec,
+    scale: torch.Tensor | None,
+    zero: torch.Tensor | None,
+    second_scale: torch.Tensor | None,
+) -> ActivationParts:
+    """`quantize_activation` of float32 [m, K]."""
     m, k = values.shape
     if spec.granularity == "tensor":
         scales = torch.as_tensor(scale).reshape(1, 1).to(SCALE_TENSOR_DTYPES[spec.scale_dtype])
