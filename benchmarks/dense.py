@@ -2,8 +2,9 @@
 
     python benchmarks/dense.py --shapes 8192x8192,4096x4096 --m 1,8,16 --output results/dense.json
 
-For each shape, format and M: CUDA-graph replays of `humming.matmul`, of torch's product in the
-activation's type (cuBLAS), and of a kernel that only reads the same bytes, in turns. Weights rotate
+For each shape, format and M: CUDA-graph replays of `humming.matmul`, of torch's product in bfloat16
+or, where activations are float16, in that (cuBLAS), and of a kernel that only reads the same bytes,
+in turns. Quantized activations are quantized before; `activations.py` times that. Weights rotate
 through copies that together exceed the L2 three times. The relative error against a float64
 reference of the dequantized weight stands beside each time. Compile time of each kernel, packing
 time and host time per call are in the same file.
@@ -76,7 +77,7 @@ def measure(problem: GemmProblem, tokens: list[int], floor: Floor) -> list[dict[
     dtype = torch.float16 if problem.activation.dtype == "float16" else torch.bfloat16
     dense = torch.randn(n, k, device="cuda", dtype=dtype) * k**-0.5
     quantized = humming.quantize(dense, problem.weight)
-    packed = humming.pack(quantized)
+    packed = humming.pack(quantized, activation=problem.activation)
     nbytes = packed.nbytes
     weights = [packed] + [clone(packed) for _ in range(copies_beyond_l2(nbytes) - 1)]
     plain = [dense] + [dense.clone() for _ in range(copies_beyond_l2(2 * n * k) - 1)]
@@ -100,11 +101,19 @@ class Operands:
         """The row of one number of tokens."""
         weights, plain, read, floor = self.weights, self.plain, self.read, self.floor
         x = torch.randn(m, self.problem.k, device="cuda", dtype=dtype)
-        out = humming.matmul(x, weights[0])
-        expected = reference.matmul(x, self.quantized)
+        spec, tokens, values = self.problem.activation, x, x
+        if spec.dtype.is_narrow:
+            tokens = humming.quantize_activation(x, spec)
+            values = tokens.dequantize()
+
+        def multiply(i: int) -> torch.Tensor:
+            return humming.matmul(tokens, weights[i % len(weights)], out_dtype=dtype)
+
+        out = multiply(0)
+        expected = reference.matmul(values, self.quantized)
         times = time_graphs(
             {
-                "us": capture(lambda i: humming.matmul(x, weights[i % len(weights)])),
+                "us": capture(multiply),
                 "cublas_us": capture(lambda i: torch.mm(x, plain[i % len(plain)].t())),
                 "floor_us": capture(lambda i: floor.read(read[i % len(read)], False)),
                 "floor_dependent_us": capture(lambda i: floor.read(read[i % len(read)], True)),
@@ -119,6 +128,7 @@ class Operands:
             "over_cublas": times["cublas_us"] / times["us"],
             "of_floor": times["us"] / times["floor_us"],
             "relative_error": float(reference.relative_error(out, expected)),
+            "lowering": humming.plan(self.problem, m=m).lowering.name,
             "tile": str(humming.plan(self.problem, m=m).tile),
         }
 
