@@ -39,8 +39,8 @@ import numpy as np
 import pytest
 import torch
 from card import Card, CardError, CardHangError, Launch, Place, maps_in, tensor_maps
+from composed_products import Exact
 from known_differences import Memory, reason
-from products import Exact
 
 from humming import reference
 
@@ -382,12 +382,14 @@ def main(arguments: Sequence[str] | None = None, card: Any = None) -> int:
     comparison = Comparison(card or Card(), (int(part), int(parts)))
     with comparison:
         quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-        # The tests of this script compare launches themselves.
-        quiet += ["--ignore", str(Path(__file__).with_name("test_conformance.py"))]
+        # The tests of this script compare launches themselves, and composed products of every format
+        # follow below.
+        for test in ("test_conformance.py", "test_formats.py"):
+            quiet += ["--ignore", str(Path(__file__).with_name(test))]
         status = int(pytest.main([*quiet, *options.tests], plugins=[comparison]))
         hung = any(row["outcome"] == "no end" for row in comparison.rows)
         if not options.no_products and not hung:
-            from products import compare_products
+            from composed_products import compare_products
 
             compare_products(comparison, options.seed)
     if options.shard != "0/1":

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import card as card_module
+import composed_products
 import conformance
 import hopper_kernels as hk
 import known_differences as known
 import numpy as np
-import products
 import pytest
 import torch
 from card import Card, CardError, Launch, arguments_of, maps_in, moved, retargeted
@@ -385,13 +385,13 @@ def test_atomics_may_take_turns_in_another_order(rng: np.random.Generator, opera
 
 
 def test_products_are_of_every_format() -> None:
-    rows = products.rows_for("NVIDIA H200")
+    rows = composed_products.rows_for("NVIDIA H200")
     assert rows == ["t4", "a100", "h200"]
-    assert products.rows_for("no card") == ["t4", "a100"]
-    found = list(products.cases(rows, np.random.default_rng(0)))
+    assert composed_products.rows_for("no card") == ["t4", "a100"]
+    found = list(composed_products.cases(rows, np.random.default_rng(0)))
     for row in rows:
         weights = {case.problem.weight.name for case in found if case.row == row}
-        assert len(weights) >= len(products.FORMATS)
+        assert len(weights) >= len(composed_products.FORMATS)
     assert any(case.problem.bias for case in found)
     assert {case.problem.out_dtype.name for case in found} == {"float16", "bfloat16", "float32"}
 
@@ -399,7 +399,7 @@ def test_products_are_of_every_format() -> None:
 def test_products_are_judged_by_exact_ones() -> None:
     comparison = conformance.Comparison(SimulatedCard(0.5))
     with comparison:
-        products.compare_products(comparison, seed=1, only=2)
+        composed_products.compare_products(comparison, seed=1, only=2)
     assert [row["outcome"] for row in comparison.rows] == ["right product"] * 2
 
 
@@ -407,7 +407,7 @@ def test_a_wrong_product_is_told() -> None:
     out = torch.tensor([[1.0, 2.0]])
     exact = torch.tensor([[1.0, 2.5]], dtype=torch.float64)
     bound = torch.full((1, 2), 0.25, dtype=torch.float64)
-    judge = products.Exact(out.data_ptr(), out.dtype, exact, bound)
+    judge = composed_products.Exact(out.data_ptr(), out.dtype, exact, bound)
     data = out.numpy().copy()
     good = np.array([[1.0, 2.5]], np.float32)
     assert judge(out.data_ptr(), memory(data, good, good)) == ""
