@@ -88,10 +88,16 @@ def _quotient(a: int, b: int) -> int:
     return 0 if b == 0 else abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
+def _remainder(a: int, b: int) -> int:
+    """Of unsigned numbers, also where they are negative (PTX ISA 4.5.6); as assemblers do it."""
+    a, b = a % (1 << 64), b % (1 << 64)
+    return a % b if b else 0
+
+
 BINARY: dict[str, tuple[int, Callable[[int, int], int]]] = {
     "*": (10, operator.mul),
     "/": (10, lambda a, b: _quotient(a, b)),
-    "%": (10, lambda a, b: a - b * _quotient(a, b) if b else 0),
+    "%": (10, lambda a, b: _remainder(a, b)),
     "+": (9, operator.add),
     "-": (9, operator.sub),
     "<<": (8, operator.lshift),

@@ -228,7 +228,7 @@ class Card:
                 rank,
                 address,
                 [wide(d) for d in dims],
-                [wide(s) for s in strides],
+                [wide(s) for s in strides] or [wide(16)],  # of one dimension, which has none
                 [narrow(b) for b in box],
                 [narrow(s) for s in steps],
                 driver.CUtensorMapInterleave(interleave),

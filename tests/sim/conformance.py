@@ -46,6 +46,15 @@ from humming import reference
 
 runtime = importlib.import_module("humming.devices.simulator.runtime")
 
+NOT_COMPARED = "not compared"
+# After these a process has to be started anew to use the card again.
+STICKY = (
+    "LAUNCH_FAILED",
+    "ILLEGAL_",
+    "MISALIGNED_",
+    "HARDWARE_STACK_ERROR",
+    "CONTEXT_IS_DESTROYED",
+)
 FAILURES = ("differs", "beyond the bound", "card fault", "no end", "wrong product")
 """Outcomes that are no agreement."""
 
@@ -107,6 +116,8 @@ class Comparison:
 
     def __init__(self, card: Any, shard: tuple[int, int] = (0, 1)) -> None:
         self.card, self.shard = card, shard
+        self.tensor_maps = False
+        self.lost = ""
         self.rows: list[dict[str, Any]] = []
         self.judge: Judge | None = None
         self.test = ""
@@ -195,6 +206,13 @@ class Comparison:
         """Repeat one launch on the card and record what differs."""
         row: dict[str, Any] = {"test": self.test}
         self.rows.append(row)
+        if self.lost:
+            row |= {"outcome": NOT_COMPARED, "error": f"the card was lost before: {self.lost}"}
+            return
+        memory = (launch.params, *(before.tobytes() for _, before in places))
+        if not self.tensor_maps and any(map(maps_in, memory)):
+            row |= {"outcome": NOT_COMPARED, "error": "uses tensor maps; see --tensor-maps"}
+            return
         simulated = [kernel._memory.read(at, len(before)) for at, before in places]
         try:
             found = self.card.run(kernel.ptx, kernel.program.entry.name, places, launch)
@@ -205,6 +223,8 @@ class Comparison:
             refused = "PTX" in str(error) and not error.assembled
             row["outcome"] = "rejected by the assembler" if refused else "card fault"
             row["error"] = str(error)
+            if not refused and any(name in str(error) for name in STICKY):
+                self.lost = f"{error} in {self.test}"
             return
         except Exception as error:  # of this script or its card: a failure, and no reason to stop
             row |= {"outcome": "card fault", "error": repr(error)}
@@ -370,6 +390,12 @@ def main(arguments: Sequence[str] | None = None, card: Any = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the composed products")
     parser.add_argument("--jobs", type=int, default=0, help="processes; 0 is by the cores")
     parser.add_argument("--shard", default="0/1", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--tensor-maps",
+        action="store_true",
+        help="also launches with tensor maps, which the driver encodes; a fault of one ends the "
+        "comparison of its part",
+    )
     parser.add_argument("--no-products", action="store_true", help="run the tests only")
     parser.add_argument("tests", nargs="*", default=[str(Path(__file__).parent)])
     options = parser.parse_args(arguments)
@@ -380,10 +406,10 @@ def main(arguments: Sequence[str] | None = None, card: Any = None) -> int:
         return finish(comparison, status, time.monotonic() - start, options.output)
     part, _, parts = options.shard.partition("/")
     comparison = Comparison(card or Card(), (int(part), int(parts)))
+    comparison.tensor_maps = options.tensor_maps
     with comparison:
         quiet = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-        # The tests of this script compare launches themselves, and composed products of every format
-        # follow below.
+        # The tests of this script compare launches themselves, and products of every format follow.
         for test in ("test_conformance.py", "test_formats.py"):
             quiet += ["--ignore", str(Path(__file__).with_name(test))]
         status = int(pytest.main([*quiet, *options.tests], plugins=[comparison]))
@@ -418,6 +444,7 @@ def in_parallel(jobs: int, options: argparse.Namespace) -> tuple[Comparison, int
             command = [sys.executable, __file__, "--shard", f"{part}/{jobs}"]
             command += ["--output", str(output), "--seed", str(options.seed), *options.tests]
             command += ["--no-products"] if options.no_products else []
+            command += ["--tensor-maps"] if options.tensor_maps else []
             processes.append(subprocess.Popen(command, env=os.environ | own))
         for process in processes:
             process.wait()

@@ -226,6 +226,7 @@ def test_a_kernel_with_a_tensor_map_is_compared(rng: np.random.Generator) -> Non
     import test_wgmma
 
     comparison = conformance.Comparison(SimulatedCard())
+    comparison.tensor_maps = True
     with comparison:
         comparison.test = "pipeline"
         test_wgmma.test_warp_specialized_pipeline(rng, None)

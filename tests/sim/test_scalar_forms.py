@@ -308,10 +308,10 @@ def aligned_words(count: int) -> np.ndarray:
 
 
 def test_constant_expressions(run_ptx: Callable[..., Any]) -> None:
-    """PTX ISA 4.5.4: as in C; division is towards zero."""
+    """PTX ISA 4.5.4: as in C; division is towards zero, remainders are of unsigned numbers."""
     cases = {
-        "-7 % 2": -1,
-        "7 % -2": 1,
+        "-7 % 2": 1,
+        "7 % -2": 7,
         "-7 / 2": -3,
         "1 ? 2 : 3": 2,
         "5 > 3 ? 2 + 1 : 3 * 2": 3,

@@ -382,7 +382,8 @@ def test_property(d: Decoder) -> Step:
         "infinite": np.isinf,
         "number": lambda a: ~np.isnan(a),
         "notanumber": np.isnan,
-        "normal": lambda a: np.isfinite(a) & (np.abs(a) >= tiny),
+        # Zeros count as normal numbers.
+        "normal": lambda a: np.isfinite(a) & ((np.abs(a) >= tiny) | (a == 0)),
         "subnormal": lambda a: (a != 0) & (np.abs(a) < tiny),
     }
     return d.elementwise(tests[wanted], d.target(0, "pred"), d.source(1, kind))
