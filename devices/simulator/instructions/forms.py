@@ -253,12 +253,12 @@ _ORDERS = {
 }
 
 
-def order(opcode: str, sems: list[str], scopes: list[str], mmio: bool) -> str:
+def order(opcode: str, orders: list[str], scopes: list[str], mmio: bool) -> str:
     """What is wrong with the memory order of an access: what it synchronizes, and with whom."""
-    told = ".".join([opcode, *sems, *scopes])
-    if len(sems) > 1 or len(scopes) > 1:
+    told = ".".join([opcode, *orders, *scopes])
+    if len(orders) > 1 or len(scopes) > 1:
         return f"{told} has several orders or scopes"
-    sem, scope = (sems or [""])[0], (scopes or [""])[0]
+    sem, scope = (orders or [""])[0], (scopes or [""])[0]
     if sem and sem not in _ORDERS[opcode]:
         return f"{told}: {opcode} has no .{sem}"
     if mmio and (opcode not in ("ld", "st") or (sem, scope) != ("relaxed", "sys")):

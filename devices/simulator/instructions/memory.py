@@ -43,15 +43,15 @@ class Access:
         modifiers = d.modifiers
         self.space = modifiers.one_of(*_SPACES, default="")
         mmio = modifiers.flag("mmio")
-        sems = [part for part in modifiers.left if part in ("weak", *_STRONG)]
+        orders = [part for part in modifiers.left if part in ("weak", *_STRONG)]
         scopes = [part for part in modifiers.left if part in _SCOPES]
-        wrong = forms.order(d.opcode, sems, scopes, mmio)
+        wrong = forms.order(d.opcode, orders, scopes, mmio)
         if wrong:
             d.refuse(wrong)
-        self.strong = bool(sems) and sems != ["weak"]
-        self.semantics = sems[0] if self.strong else ""
+        self.strong = bool(orders) and orders != ["weak"]
+        self.semantics = orders[0] if self.strong else ""
         self.far = not {"cta", "cluster"} & set(scopes)
-        modifiers.ignore(*sems, *scopes)
+        modifiers.ignore(*orders, *scopes)
         modifiers.ignore("nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "unified")
         modifiers.ignore_prefixes("L1::", "L2::")
         self.count = int(modifiers.one_of("v2", "v4", "v8", default="v1")[1:])
