@@ -140,7 +140,13 @@ class Lowering:
             needed.append(Requirement("tokens", "direct"))
         else:
             pair = f"{activation.kind}:{self.activation_operand.name}"
-            needed += [Requirement("tokens", "widened"), Requirement("convert", pair)]
+            # Codes lie as those of weights do, or are 4 bits to be spread over bytes.
+            read = activation.bits == self.packed_bits or (activation.bits, self.packed_bits) == (
+                4,
+                8,
+            )
+            tokens = "widened" if read else f"widened:{activation.bits}"
+            needed += [Requirement("tokens", tokens), Requirement("convert", pair)]
         if problem.experts:
             needed.append(Requirement("scheduler", "experts"))
         return tuple(needed)
