@@ -14,16 +14,18 @@ RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 README_SHAPES = ((4096, 4096), (8192, 8192), (28672, 8192), (7168, 2048))
 README_TOKENS = (1, 8, 16, 32, 64, 256, 1024)
+FORMAT_TOKENS = (1, 16, 64, 256, 1024)
 BF16_ROUNDOFF, FP16_ROUNDOFF = 2.0**-8, 2.0**-11
 
 
 def main() -> int:
     """Rewrite or check the tables."""
-    dense, real = load("h200_dense.json"), load("h200_real_weights.json")
+    dense, formats = load("h200_dense.json"), load("h200_formats.json")
+    activations, real = load("h200_activations.json"), load("h200_real_weights.json")
     stale = []
     for name, text in (
-        ("README.md", readme(dense, real)),
-        ("docs/benchmarks.md", page(dense, real)),
+        ("README.md", readme(dense, formats, real)),
+        ("docs/benchmarks.md", page(dense, formats, activations, real)),
     ):
         path = ROOT / name
         before = path.read_text() if path.exists() else f"{BEGIN}\n{END}\n"
@@ -51,8 +53,8 @@ def machine(result: dict[str, Any]) -> str:
     )
 
 
-def readme(dense: dict[str, Any], real: dict[str, Any]) -> str:
-    """The README's table: small batches beside cuBLAS and the floor, and real weights."""
+def readme(dense: dict[str, Any], formats: dict[str, Any], real: dict[str, Any]) -> str:
+    """The README's tables: small batches beside cuBLAS and the floor, formats, real weights."""
     lines = [
         f"int4_g128 x bf16 on one {machine(dense)}: µs a call, in CUDA graphs over",
         "weights that do not fit in L2; how many times faster than cuBLAS bf16 in the same run;",
@@ -73,6 +75,8 @@ def readme(dense: dict[str, Any], real: dict[str, Any]) -> str:
         "",
         "From about 64 tokens on cuBLAS is faster: it multiplies with `wgmma`, which these kernels",
         "do not use yet.",
+        "",
+        *format_table(formats),
     ]
     models = {row["model"]: row["matrices"] for row in real["real_weights"]}
     told = " and ".join(f"{count} matrices of {model}" for model, count in models.items())
@@ -95,9 +99,52 @@ def readme(dense: dict[str, Any], real: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def page(dense: dict[str, Any], real: dict[str, Any]) -> str:
+def format_table(formats: dict[str, Any]) -> list[str]:
+    """One row for each format, all of one shape."""
+    rows = {(row["format"], row["m"]): row for row in formats["dense"]}
+    ((n, k),) = {(row["n"], row["k"]) for row in formats["dense"]}
+    lines = [
+        f"Formats, {n} x {k}, {machine(formats)}: µs a call (times faster than cuBLAS",
+        "bf16). Quantized activations are quantized before, which is timed apart.",
+        "",
+        "| format | " + " | ".join(f"M = {m}" for m in FORMAT_TOKENS) + " | reading alone |",
+        "|---|" + "---|" * (len(FORMAT_TOKENS) + 1),
+    ]
+    for name in dict.fromkeys(row["format"] for row in formats["dense"]):
+        found = [rows[name, m] for m in FORMAT_TOKENS]
+        cells = " | ".join(f"{row['us']:.1f} ({row['over_cublas']:.2f}x)" for row in found)
+        floor = found[0]["floor_dependent_us"]
+        lines.append(f"| {short(name)} | {cells} | {floor:.1f} |")
+    return lines
+
+
+def short(name: str) -> str:
+    """A product's name with the short names of 16-bit activations."""
+    return name.replace("bfloat16", "bf16").replace("float16", "fp16")
+
+
+def page(
+    dense: dict[str, Any],
+    formats: dict[str, Any],
+    activations: dict[str, Any],
+    real: dict[str, Any],
+) -> str:
     """The whole of what was measured."""
-    lines = [f"## Dense products\n\n{machine(dense)}.", "", *dense_table(dense["dense"])]
+    lines = [
+        f"## Dense products\n\n{machine(dense)}.",
+        "",
+        *dense_table(dense["dense"]),
+        "",
+        f"## Formats\n\n{machine(formats)}. cuBLAS multiplies bfloat16, or float16 where the",
+        "activations are; quantized activations are quantized before.",
+        "",
+        *dense_table(formats["dense"]),
+        "",
+        f"## Quantizing activations\n\n{machine(activations)}. From bfloat16, beside torch's copy",
+        "of as many bytes as are read and written.",
+        "",
+        *activation_table(activations["activations"]),
+    ]
     host, packing = dense["host"], dense["packing"]
     lines += [
         "",
@@ -143,6 +190,20 @@ def dense_table(rows: list[dict[str, Any]]) -> list[str]:
             f"| {row['n']} x {row['k']} | {row['format']} | {row['m']} | {row['us']:.2f} "
             f"| {row['cublas_us']:.2f} | {row['over_cublas']:.2f} | {row['floor_us']:.2f} "
             f"| {row['floor_dependent_us']:.2f} | {row['relative_error']:.1e} | {row['tile']} |"
+        )
+    return lines
+
+
+def activation_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Every row of the quantization of activations."""
+    lines = [
+        "| format | M | K | µs | copy µs | of the copy's bandwidth | GB/s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['format']} | {row['m']} | {row['k']} | {row['us']:.2f} "
+            f"| {row['copy_us']:.2f} | {row['of_copy']:.2f} | {row['gb_per_s']:.0f} |"
         )
     return lines
 

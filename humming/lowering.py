@@ -31,6 +31,9 @@ from humming.problem import GemmProblem
 EPILOGUE, ACCUMULATOR, OPERAND, INSTRUCTION = "epilogue", "accumulator", "operand", "instruction"
 BRICK, K_MAJOR = "brick", "k_major"
 
+# Values of K after which mainloops have added sums in halves to floats: those of a pipeline stage.
+_LONGEST_SUM = 512
+
 _Values = npt.NDArray[np.float64]
 
 
@@ -140,7 +143,13 @@ class Lowering:
             needed.append(Requirement("tokens", "direct"))
         else:
             pair = f"{activation.kind}:{self.activation_operand.name}"
-            needed += [Requirement("tokens", "widened"), Requirement("convert", pair)]
+            # Codes lie as those of weights do, or are 4 bits to be spread over bytes.
+            read = activation.bits == self.packed_bits or (activation.bits, self.packed_bits) == (
+                4,
+                8,
+            )
+            tokens = "widened" if read else f"widened:{activation.bits}"
+            needed += [Requirement("tokens", tokens), Requirement("convert", pair)]
         if problem.experts:
             needed.append(Requirement("scheduler", "experts"))
         return tuple(needed)
@@ -363,7 +372,7 @@ def _scale_sites(
     step = scale_step(problem)
     sites: list[tuple[str, tuple[str, ...]]] = []
     objections: list[str] = []
-    overflow = _integer_overflow(row, step or problem.k)
+    overflow = _integer_overflow(row, step or problem.k) or _half_overflow(problem, row)
     if overflow:
         return [], [overflow]
     if not step:
@@ -428,8 +437,25 @@ def _block_scale_fits(row: MmaRow, dtype: DataType, group: int) -> bool:
 def _integer_overflow(row: MmaRow, k: int) -> str:
     if row.a.is_float or row.b.is_float:
         return ""
-    largest = max(abs(row.a.min), row.a.max) * max(abs(row.b.min), row.b.max) * k
+    largest = _largest(row.a) * _largest(row.b) * k
     return f"sums over K = {k} may leave int32" if largest >= 2**31 else ""
+
+
+def _half_overflow(problem: GemmProblem, row: MmaRow) -> str:
+    """Quantized activations reach the largest codes of their type; how large those of 16 bits are
+    is known to whoever permits sums in halves."""
+    weight, activation = problem.weight, problem.activation
+    if row.accumulator.bits > 16 or not activation.dtype.is_narrow:
+        return ""
+    k = min(scale_step(problem) or problem.k, _LONGEST_SUM)
+    spread = weight.dtype.max - weight.dtype.min
+    largest = _largest(weight.dtype) if weight.zero_point == "none" else spread
+    overflows = largest * _largest(activation.dtype) * k > row.accumulator.max
+    return f"sums of codes over K = {k} may leave {row.accumulator}" if overflows else ""
+
+
+def _largest(dtype: DataType) -> float:
+    return max(abs(dtype.min), dtype.max)
 
 
 def _with_movers(

@@ -507,6 +507,12 @@ def test_wrong_questions_get_an_answer(call, told):
         call()
 
 
+@pytest.mark.parametrize("activation", ["mxfp6_e3m2", "int7", "int3"])
+def test_activations_of_odd_widths_lack_a_component(activation):
+    with pytest.raises(UnsupportedError, match="lacks tokens widened:"):
+        plan(f"int4 x {activation}", "a100", n=256, k=512)
+
+
 def write_golden() -> None:
     head = (
         "# preferred and chosen lowerings; written by tests/null/test_composer.py --update-golden\n"

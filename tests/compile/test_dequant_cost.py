@@ -1,0 +1,79 @@
+"""Dequantizing takes no more instructions than the composer's page says."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from humming.dtypes import DataType
+
+ROOT = Path(__file__).parents[2]
+# Another compiler may shift or mask once more in the 32 values of a lane.
+SLACK = 2 / 32
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    path = ROOT / "benchmarks" / "dequant_cost.py"
+    spec = importlib.util.spec_from_file_location("dequant_cost", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def counts(tool: ModuleType) -> dict:
+    made: dict = tool.counts()
+    return made
+
+
+def test_no_pair_got_worse(tool: ModuleType, counts: dict) -> None:
+    section = tool.PAGE.read_text(encoding="utf-8").split(tool.BEGIN)[1].split(tool.END)[0]
+    head, _, *rows = (line.strip("| ").split(" | ") for line in section.strip().splitlines())
+    assert head[1:] == list(tool.OPERANDS)
+    told = {}
+    for line in section.strip().splitlines()[2:]:
+        code, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        for operand, cell in zip(tool.OPERANDS, cells, strict=True):
+            if cell:
+                told[tool.Pair(DataType.parse(code), DataType.parse(operand))] = float(cell)
+    assert told.keys() == counts.keys(), "run `python benchmarks/dequant_cost.py --write`"
+    assert len(rows) == len(tool.CODES)
+    worse = {pair: found for pair, found in counts.items() if found > told[pair] + SLACK}
+    assert not worse, "what got slower, in instructions a value"
+
+
+@pytest.mark.parametrize(
+    ("code", "operand", "expected"),
+    [
+        # 16 registers: a mask and an addition each, and 4 shifts of 4 words.
+        ("int4", "float16", 36 / 32),
+        # As the instruction reads them.
+        ("int8", "int8", 0),
+        ("float8e4m3", "float8e4m3", 0),
+    ],
+)
+def test_counts_that_are_known(
+    tool: ModuleType, counts: dict, code: str, operand: str, expected: float
+) -> None:
+    pair = tool.Pair(DataType.parse(code), DataType.parse(operand))
+    assert counts[pair] == pytest.approx(expected, abs=SLACK)
+
+
+def test_only_what_computes_is_counted(tool: ModuleType) -> None:
+    body = """{
+\t.reg .b32 %r<4>;
+\tld.param.u64 %rd1, [p];
+\tld.global.u32 %r1, [%rd1];
+\tshr.u32 %r2, %r1, 4; // comment
+\t// begin inline asm
+\tlop3.b32 %r3, %r2, 1, 2, 106;
+\t// end inline asm
+\t{ mov.b32 %r1, %r2; add.f16x2 %r1, %r2, %r3; }
+\tst.global.u32 [%rd1], %r3;
+\tret;
+}"""
+    assert tool.instructions(body) == 3
