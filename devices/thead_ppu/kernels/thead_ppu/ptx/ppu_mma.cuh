@@ -47,7 +47,6 @@ __device__ void ppu_tc02_mma(Sums& d, const u32 (&a)[4], u32 b0, u32 b1, u32 b2,
 HUMMING_PPU_MMA(ppu_mma, F16, F16, float, "+f", "ppu.mma", "16", "f32.f16.f16.f32")
 HUMMING_PPU_MMA(ppu_mma, Bf16, Bf16, float, "+f", "ppu.mma", "16", "f32.bf16.bf16.f32")
 HUMMING_PPU_MMA(ppu_mma, S8, S8, int, "+r", "ppu.mma", "32", "s32.s8.s8.s32")
-HUMMING_PPU_MMA(ppu_mma, U8, U8, int, "+r", "ppu.mma", "32", "s32.u8.u8.s32")
 
 HUMMING_PPU_MMA(ppu_tc02_mma, F16, F16, float, "+f", "ppu.tc02.mma", "16", "f32.f16.f16.f32")
 HUMMING_PPU_MMA(ppu_tc02_mma, Bf16, Bf16, float, "+f", "ppu.tc02.mma", "16", "f32.bf16.bf16.f32")
@@ -57,10 +56,6 @@ HUMMING_PPU_MMA(ppu_tc02_mma, E4m3, E5m2, float, "+f", "ppu.tc02.mma", "32", "f3
 HUMMING_PPU_MMA(ppu_tc02_mma, E5m2, E4m3, float, "+f", "ppu.tc02.mma", "32", "f32.e5m2.e4m3.f32")
 HUMMING_PPU_MMA(ppu_tc02_mma, E5m2, E5m2, float, "+f", "ppu.tc02.mma", "32", "f32.e5m2.e5m2.f32")
 HUMMING_PPU_MMA_HALF(ppu_tc02_mma, F16, F16, "ppu.tc02.mma", "16", "f16.f16.f16.f16")
-HUMMING_PPU_MMA_HALF(ppu_tc02_mma, E4m3, E4m3, "ppu.tc02.mma", "32", "f16.e4m3.e4m3.f16")
-HUMMING_PPU_MMA_HALF(ppu_tc02_mma, E4m3, E5m2, "ppu.tc02.mma", "32", "f16.e4m3.e5m2.f16")
-HUMMING_PPU_MMA_HALF(ppu_tc02_mma, E5m2, E4m3, "ppu.tc02.mma", "32", "f16.e5m2.e4m3.f16")
-HUMMING_PPU_MMA_HALF(ppu_tc02_mma, E5m2, E5m2, "ppu.tc02.mma", "32", "f16.e5m2.e5m2.f16")
 #undef HUMMING_PPU_MMA
 #undef HUMMING_PPU_MMA_HALF
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include <humming/mma/sums.cuh>
-#include <humming/ptx/ppu_mma.cuh>
+#include <humming/thead_ppu/ptx/ppu_mma.cuh>
 
 namespace humming {
 
