@@ -53,7 +53,7 @@ class MmaRow:
 
     Attributes:
         instruction: instruction family: `mma_sync`, `mma_sync_block_scaled`, `wgmma`, `tcgen05`,
-            `ppu_mma`, or a third party's.
+            `ppu_mma`, `ppu_tc02_mma`, or a third party's.
         shape: (M, N, K) of one instruction; the smallest N where there are several.
         a: type of the weights, the A operand.
         b: type of the activations, the B operand.

@@ -37,7 +37,7 @@ class TileConfig:
 
     Attributes:
         block_n: rows of weights of a CTA, a multiple of 16 * warps_n.
-        block_m: tokens of a CTA, a multiple of 8.
+        block_m: tokens of a CTA, a multiple of 8 and of those of one MMA.
         block_k: K values of a pipeline stage, a multiple of 64 * warps_k.
         warps_n, warps_k: warps along the rows, and along K within a stage.
         num_stages: pipeline stages in shared memory, at least 2.
@@ -142,7 +142,8 @@ def _shapes(
     through_registers = lowering.mover == "plain"
     # A range without end has tokens enough to fill a device, and no end to its partial sums.
     splits = (1,) if problem.batch_invariant or m_range[1] is None else (1, 2, 4, 8)
-    for block_m in _block_m(m_range):
+    step = lowering.mma.shape[1]
+    for block_m in _block_m(m_range, step):
         for warps_n, row_blocks in ((4, 1), (4, 2), (8, 1), (8, 2), (16, 1), (4, 4)):
             for warps_k in (1,) if problem.batch_invariant else (1, 2, 4):
                 for bricks in _BRICKS:
@@ -157,16 +158,20 @@ def _shapes(
                                     warps_k=warps_k,
                                     num_stages=num_stages,
                                     split_k=split_k,
-                                    epilogue_m=min(block_m, 16),
+                                    epilogue_m=max(min(block_m, 16), step),
                                 )
 
 
-def _block_m(m_range: tuple[int, int | None]) -> tuple[int, ...]:
-    """Token tiles that suit a range: the one that holds it all, or several where it has no end."""
+def _block_m(m_range: tuple[int, int | None], step: int) -> tuple[int, ...]:
+    """Token tiles that suit a range: the one that holds it all, or several where it has no end.
+
+    They hold whole MMAs, of `step` tokens each.
+    """
     high = m_range[1]
+    sizes = [size for size in (8, 16, 32, 64, 128) if size % step == 0]
     if high is None or high > 64:
-        return (64, 128)
-    return (next(size for size in (8, 16, 32, 64) if high <= size),)
+        return tuple(size for size in sizes if size >= 64)
+    return tuple(size for size in sizes if high <= size)[:1]
 
 
 def _fits(

@@ -18,16 +18,24 @@ concept Mover = requires(typename T::template Fetch<1> fetch, u32 shared, const 
   T::template wait<0>();
 };
 
-// Multiplies a fragment of 16 rows x 256 bits of k with one of 256 bits of k x 8 tokens into sums,
-// and turns a sum into a float.
+// Multiplies a fragment of 16 rows x 256 bits of k with one of 256 bits of k x 8 or 16 tokens, two
+// registers for each 8, into sums, says where they lie, and turns a sum into a float.
 template <class T>
-concept MmaAtom = requires(typename T::Sums& d, const u32 (&a)[4], u32 b) {
+concept MmaAtom = requires(typename T::Sums& d) {
   typename T::Operand;
   typename T::Sum;
   T::kPromoted;
-  T::fma(d, a, b, b);
   T::value(d, 0);
-};
+  T::Places::half(0);
+  T::Places::column(0);
+  T::Places::token(0, 0);
+} && (requires(typename T::Sums& d, const u32 (&a)[4], u32 b) {
+  requires T::kTokens == 8;
+  T::fma(d, a, b, b);
+} || requires(typename T::Sums& d, const u32 (&a)[4], u32 b) {
+  requires T::kTokens == 16;
+  T::fma(d, a, b, b, b, b);
+});
 
 // Reads the B registers of one or two MMA steps from the activations in shared memory: their values
 // over kFactor, exactly.

@@ -29,12 +29,15 @@ struct TileEpilogue {
   static constexpr int kThreads = Mainloop::kThreads;
   static constexpr int kTokens = C::kEpilogueM;
   static constexpr int kPasses = C::kBlockM / kTokens;
-  // Rows of floats 4 apart modulo 16: a warp's stores of its accumulators meet no bank twice.
+  // Rows of floats 4 apart modulo 16: where a lane's tokens are neighbours, a warp's stores of its
+  // accumulators meet no bank twice.
   static constexpr int kPitch = C::kBlockN + 4;
   static constexpr int kVector = 4;
   static constexpr int kUnitsPerToken = C::kBlockN / kVector;
   static constexpr int kSharedBytes = 4 * C::kWarpsK * kTokens * kPitch;
-  static_assert(C::kBlockM % kTokens == 0 && kTokens % 8 == 0,
+  static constexpr int kTileTokens = Mainloop::kTileTokens;
+  using Places = typename Mainloop::Places;
+  static_assert(C::kBlockM % kTokens == 0 && kTokens % kTileTokens == 0,
                 "slot epilogue: a pass takes whole token tiles");
 
   static __device__ void run(const GemmParams& p, u8* shared, const TileIndex& tile,
@@ -76,21 +79,23 @@ struct TileEpilogue {
   }
 
  private:
-  // (lane, block, tile, i) -> row 16 * block + g + 8 * (i >> 1), token 8 * tile + 2t + (i & 1)
+  // (lane, block, tile, i) -> row 16 * block + g + 8 * Places::half(i),
+  //                           token kTileTokens * tile + Places::token(lane, column(i))
   static __device__ void stage(Sum* staged, int pass, const typename Mainloop::Accumulators& acc) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int warp_n = warp % C::kWarpsN, warp_k = warp / C::kWarpsN;
     Sum* to = staged + warp_k * kTokens * kPitch + warp_n * Mainloop::kRowBlocks * 16 + lane / 4 +
-              lane % 4 * 2 * kPitch;
+              Places::token(lane, 0) * kPitch;
 #pragma unroll
     for (int tile = 0; tile < Mainloop::kTokenTiles; ++tile) {
-      const int inside = tile - pass * (kTokens / 8);
-      if (inside < 0 || inside >= kTokens / 8) continue;
+      const int inside = tile - pass * (kTokens / kTileTokens);
+      if (inside < 0 || inside >= kTokens / kTileTokens) continue;
 #pragma unroll
       for (int block = 0; block < Mainloop::kRowBlocks; ++block) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          to[(inside * 8 + (i & 1)) * kPitch + block * 16 + 8 * (i >> 1)] = acc[block][tile][i];
+        for (int i = 0; i < kTileTokens / 2; ++i) {
+          const int token = inside * kTileTokens + Places::token(0, Places::column(i));
+          to[token * kPitch + block * 16 + 8 * Places::half(i)] = acc[block][tile][i];
         }
       }
     }

@@ -1,4 +1,5 @@
-// Slot mainloop: D[rows x tokens] += W[rows x K] X[tokens x K]^T with warp-level MMA.
+// Slot mainloop: D[rows x tokens] += W[rows x K] X[tokens x K]^T with warp-level MMA, of 8 or of 16
+// tokens an instruction.
 // Needs: the components of its Config; ldmatrix.
 //
 // Data flow, per pipeline stage of kBlockK values of K:
@@ -40,7 +41,10 @@ template <class C>
 struct MmaSyncMainloop {
   static constexpr int kThreads = 32 * C::kWarpsN * C::kWarpsK;
   static constexpr int kRowBlocks = C::kBlockN / 16 / C::kWarpsN;
-  static constexpr int kTokenTiles = C::kBlockM / 8;
+  // A token tile is what one instruction takes; its B registers are those of tiles of 8 tokens.
+  static constexpr int kTileTokens = C::Mma::kTokens;
+  static constexpr int kTokenTiles = C::kBlockM / kTileTokens;
+  using Places = typename C::Mma::Places;
   static constexpr int kBricks = C::kBlockK / 64;
   static constexpr int kWarpBricks = kBricks / C::kWarpsK;
   static constexpr int kWords = C::Order::kCodeBits;
@@ -55,8 +59,8 @@ struct MmaSyncMainloop {
   static constexpr int kBrickSteps = 64 / kStepK;
   static constexpr bool kHasZero = C::kZeroPoint != ZeroPoint::kNone;
 
-  static_assert(C::kBlockN % (16 * C::kWarpsN) == 0 && C::kBlockM % 8 == 0,
-                "slot mainloop: tiles are multiples of 16 rows a warp and of 8 tokens");
+  static_assert(C::kBlockN % (16 * C::kWarpsN) == 0 && C::kBlockM % kTileTokens == 0,
+                "slot mainloop: tiles are multiples of 16 rows a warp and of an MMA's tokens");
   static_assert(C::kBlockK % (64 * C::kWarpsK) == 0,
                 "slot mainloop: a stage holds whole bricks for each warp along K");
   static_assert(C::kStages >= 2, "slot mainloop: a pipeline has at least two stages");
@@ -94,9 +98,11 @@ struct MmaSyncMainloop {
   static constexpr int kStageSize = kCodesSize + kScalesSize + kZerosSize + C::kBlockM * kXPitch;
   static constexpr int kSharedBytes = C::kStages * kStageSize;
 
-  // (row block, token tile, i) -> row 16 * block + g + 8 * (i >> 1), token 8 * tile + 2t + (i & 1)
+  // (row block, token tile, i) -> row 16 * block + g + 8 * Places::half(i),
+  //                               token kTileTokens * tile + Places::token(lane, column(i))
+  static constexpr int kTileSums = kTileTokens / 2;
   using Sum = typename IfElse<kPartial, float, typename C::Mma::Sum>::Type;
-  using Accumulators = Sum[kRowBlocks][kTokenTiles][4];
+  using Accumulators = Sum[kRowBlocks][kTokenTiles][kTileSums];
 
   // A matrix that is copied in runs: kRuns rows (or row blocks), kRun pieces of 16 bytes from each.
   // Copy i of a thread is piece `piece(i)` of run `run(i)`. Where threads and runs divide one another
@@ -248,8 +254,8 @@ struct MmaSyncMainloop {
     const u8* zeros;
     u32 x;  // address of what this lane reads of token tile 0, first k
     int lane;
-    // Scales of this lane's tokens 2t and 2t + 1 of each tile, from the tile's first token on, and
-    // the number of the stage's first step of K.
+    // Scales of the tile's tokens, from its first one on, and the number of the stage's first step
+    // of K.
     const u8* x_scales;
     int tokens, x_groups, step;
 
@@ -315,8 +321,12 @@ struct MmaSyncMainloop {
     }
 #pragma unroll
     for (int tile = 0; tile < kTokenTiles; ++tile) {
-      u32 b[2 * kPairSteps];
-      C::Tokens::load(b, stage.x + tile * 8 * kXPitch + (64 * brick + kStepK * kStep) * kXBits / 8);
+      u32 b[kTileTokens / 8][2 * kPairSteps];
+#pragma unroll
+      for (int part = 0; part < kTileTokens / 8; ++part) {
+        C::Tokens::load(b[part], stage.x + (tile * kTileTokens + part * 8) * kXPitch +
+                                     (64 * brick + kStepK * kStep) * kXBits / 8);
+      }
 #pragma unroll
       for (int half = 0; half < kPairSteps; ++half) {
         const int chain = kChains == 2 ? half : 0;
@@ -329,11 +339,11 @@ struct MmaSyncMainloop {
 #pragma unroll
               for (auto& sum : sums) sum = 0;
             }
-            C::Mma::fma(sums, a[half][block], b[2 * half], b[2 * half + 1]);
+            multiply(sums, a[half][block], b, half);
             // With groups of one step a sum is complete after every step.
             if (kGroupSteps == 1) flush_tile(stage, first_step, step, block, tile, acc, partial);
           } else {
-            C::Mma::fma(acc[block][tile], a[half][block], b[2 * half], b[2 * half + 1]);
+            multiply(acc[block][tile], a[half][block], b, half);
           }
         }
       }
@@ -347,6 +357,16 @@ struct MmaSyncMainloop {
           flush_tile(stage, first_step, kBrickSteps * brick + kLast, block, tile, acc, partial);
         }
       }
+    }
+  }
+
+  // One instruction: the B registers of a step, of each 8 tokens of a tile.
+  static __device__ void multiply(typename C::Mma::Sums& sums, const u32 (&a)[4],
+                                  const u32 (&b)[kTileTokens / 8][2 * kPairSteps], int half) {
+    if constexpr (kTileTokens == 8) {
+      C::Mma::fma(sums, a, b[0][2 * half], b[0][2 * half + 1]);
+    } else {
+      C::Mma::fma(sums, a, b[0][2 * half], b[0][2 * half + 1], b[1][2 * half], b[1][2 * half + 1]);
     }
   }
 
@@ -376,23 +396,25 @@ struct MmaSyncMainloop {
   // Adds the finished sums of a group, times its scales, to the accumulators.
   static __device__ void flush_tile(const Stage& stage, int first_step, int step, int block,
                                     int tile, Accumulators& acc, const Partials& partial) {
-    float rows[2] = {1.f, 1.f}, tokens[2] = {1.f, 1.f};
+    float rows[2] = {1.f, 1.f}, tokens[kTileTokens / 4];
     if constexpr (kPerGroup && C::kGroupK != 0) {
       const int group = Stage::group_of(first_step, step);
       rows[0] = stage.scale(block, group, stage.lane / 4);
       rows[1] = stage.scale(block, group, stage.lane / 4 + 8);
     }
     if constexpr (kPerGroup && C::kTokenGroupK != 0) {
-      const int token = 8 * tile + stage.lane % 4 * 2;
-      tokens[0] = stage.token_scale(token, first_step + step);
-      tokens[1] = stage.token_scale(token + 1, first_step + step);
+#pragma unroll
+      for (int column = 0; column < kTileTokens / 4; ++column) {
+        const int token = kTileTokens * tile + Places::token(stage.lane, column);
+        tokens[column] = stage.token_scale(token, first_step + step);
+      }
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < kTileSums; ++i) {
       float sum = C::Mma::value(partial[0][block][tile], i);
       if (kChains == 2) sum += C::Mma::value(partial[kChains - 1][block][tile], i);
-      if (C::kTokenGroupK != 0) sum *= tokens[i & 1];
-      acc[block][tile][i] += sum * rows[i >> 1];
+      if constexpr (kPerGroup && C::kTokenGroupK != 0) sum *= tokens[Places::column(i)];
+      acc[block][tile][i] += sum * rows[Places::half(i)];
     }
   }
 

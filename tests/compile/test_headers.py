@@ -13,8 +13,10 @@ HEADERS = plugins.registry().headers
 
 
 def _by_arch() -> dict[str, DeviceCapabilities]:
-    """One device of each architecture that the NVRTC found here knows."""
-    rows = [row for row in plugins.registry().devices() if row.arch.startswith("sm_")]
+    """One device of each architecture that the NVRTC found here knows, or its simulation."""
+    registry = plugins.registry()
+    rows = [row for row in registry.devices() if row.arch.startswith("sm_")]
+    rows += [row for row in registry.variants() if not row.arch.startswith("sm_")]
     version = plugins.compiler_for(rows[0]).version
     return {row.arch: row for row in rows if (row.min_compiler or (0, 0)) <= version}
 

@@ -145,7 +145,7 @@ def test_limits_of_a_family(name: str, smem_kib: int, blocks: int) -> None:
         ("rtx5090", ("mma_sync_block_scaled", "mma_sync")),
         ("gb10", ("mma_sync_block_scaled", "mma_sync")),
         ("zw810e", ("ppu_mma", "mma_sync")),
-        ("m890", ("ppu_mma",)),
+        ("m890", ("ppu_tc02_mma", "ppu_tc02_mma_mx")),
     ],
 )
 def test_instructions_of_a_device(name: str, expected: tuple[str, ...]) -> None:

@@ -13,7 +13,7 @@ from humming.problem import GemmProblem
 from humming.runtime import Kernel
 
 # One device of each set of warp-level instructions.
-DEVICES = ("t4", "a100_80gb", "l40s", "h200", "rtx5090", "zw810e")
+DEVICES = ("t4", "a100_80gb", "l40s", "h200", "rtx5090", "zw810e", "m890")
 
 
 @st.composite
