@@ -14,7 +14,7 @@ import torch
 from humming import plugins, reference, runtime
 from humming.compiler import compile_source
 from humming.dtypes import DataType
-from humming.errors import UnsupportedError
+from humming.errors import UnsupportedError, check_type
 from humming.formats import ActivationSpec
 from humming.hookspecs import Buffer
 from humming.quantize_kernel import (
@@ -187,6 +187,13 @@ def quantize_activation(
         UnsupportedError: format, dtypes, sizes or devices do not fit.
         CompileError: no compiler is usable.
     """
+    how = "Pass a tensor of activations."
+    check_type("quantizing activations", "x", x, torch.Tensor, how)
+    if second_scale is not None:
+        how = "Pass a float32 tensor [1], or None."
+        check_type("quantizing activations", "second_scale", second_scale, torch.Tensor, how)
+    if x.layout != torch.strided:
+        _refuse(f"quantizing {x.layout} activations", "they are not dense", "Use .to_dense().")
     name, spec = _named(spec)
     kept = FUSED_NONE if fuse is None else fuse
     scale, zero = _given(x, spec, scale, zero)

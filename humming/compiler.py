@@ -23,9 +23,18 @@ from humming.cache import (
 )
 from humming.capability import DeviceCapabilities
 from humming.composer import M_RANGES, KernelPlan, compose, m_range_of, sized
+from humming.dtypes import DataType
 from humming.errors import CompileError, PluginError, UnsupportedError, check_type
 from humming.hookspecs import Compiler, Image
 from humming.problem import GemmProblem, whole_number
+from humming.quantize_kernel import ENTRY as QUANTIZE_ENTRY
+from humming.quantize_kernel import (
+    INPUTS,
+    NOT_FUSED,
+    check_quantizable,
+    compose_quantize,
+    plan_quantize,
+)
 
 _HOOK = "humming_compiler"
 
@@ -168,7 +177,8 @@ def compile(
         jobs: kernels in progress at a time; by default as `HUMMING_COMPILE_JOBS` says.
 
     Returns:
-        One kernel for each range of tokens that is planned for separately.
+        One kernel for each range of tokens that is planned for separately, and where activations
+        are quantized those that do it.
 
     Raises:
         UnsupportedError: an unknown problem or device, or no lowering for it.
@@ -182,7 +192,27 @@ def compile(
         check_type("compile", "directory", directory, (str, Path), how)
     plans = [compose(problem, caps, m_range=m_range) for m_range in ranges]
     cache = True if directory is None else KernelCache(Path(directory))
-    return compile_many(plans, jobs=jobs, cache=cache)
+    made = compile_many(plans, jobs=jobs, cache=cache)
+    if problem.activation.dtype.is_narrow:
+        sources = _quantizing_sources(problem, caps, tokens)
+        made += [compile_source(text, QUANTIZE_ENTRY, caps, cache=cache) for text in sources]
+    return made
+
+
+def _quantizing_sources(
+    problem: GemmProblem, caps: DeviceCapabilities, tokens: Iterable[int] | None
+) -> Iterable[str]:
+    """The kernels that quantize activations of a problem, from every type of input."""
+    # Numbers of tokens of one length in bits share a kernel.
+    sizes = range(1, 25) if tokens is None else {max(1, m).bit_length() for m in tokens}
+    spec, k = problem.activation, problem.k
+    check_quantizable(spec)
+    plans = (
+        plan_quantize(spec, DataType.parse(name), NOT_FUSED, k, 1 << size - 1, caps)
+        for name in INPUTS
+        for size in sizes
+    )
+    return dict.fromkeys(compose_quantize(p.config, caps, plugins.registry()) for p in plans)
 
 
 def _cache(choice: bool | KernelCache) -> KernelCache | None:

@@ -87,9 +87,8 @@ class QuantLinear(torch.nn.Module):
         if self.activation_spec is not None and not self.activation_spec.symmetric:
             buffers["row_sums"] = weight.row_sums
         if bias is not None:
-            buffers["bias"] = bias.detach().to(
-                weight.codes.device, self.activation_dtype or bias.dtype
-            )
+            dtype = self.activation_dtype or bias.dtype
+            buffers["bias"] = bias.detach().to(weight.codes.device, dtype).contiguous()
         # Those that are None come last: torch.export loses count of buffers after one.
         for name in sorted((*_PACKED, "bias", "row_sums"), key=lambda name: name not in buffers):
             # What follows from the weight is no part of the state.
@@ -112,7 +111,8 @@ class QuantLinear(torch.nn.Module):
         Args:
             linear: the layer.
             weight: the format to quantize to.
-            activation: "fp16" or "bf16" to accept only these activations, and to hold the bias so.
+            activation: "fp16" or "bf16" to accept only these activations, and to hold the bias so;
+                or what activations are quantized to, as for the class.
             device: where to quantize and to leave the result; None for the layer's own.
             method: how scales are chosen, see `humming.quantize`.
         """
@@ -193,7 +193,8 @@ class QuantLinear(torch.nn.Module):
     def extra_repr(self) -> str:
         """What torch shows between the parentheses."""
         shown = f"in_features={self.in_features}, out_features={self.out_features}"
-        return f"{shown}, bias={self.bias is not None}, weight={self._format}"
+        shown = f"{shown}, bias={self.bias is not None}, weight={self._format}"
+        return f"{shown}, activation={self._activation}" if self._activation else shown
 
     # -- state --------------------------------------------------------------------------------
 
@@ -278,5 +279,6 @@ def _read_extra_state(extra: Any, name: str) -> dict[str, str]:
 
 
 def _told(metadata: Mapping[str, str]) -> str:
-    shown = {"weight": "?", "n": "?", "k": "?", **metadata}
-    return f"weight {shown['weight']} [{shown['n']}, {shown['k']}]"
+    shown = {"weight": "?", "n": "?", "k": "?", "operand_bits": "?", **metadata}
+    size = f"[{shown['n']}, {shown['k']}]"
+    return f"weight {shown['weight']} {size} for {shown['operand_bits']}-bit operands"

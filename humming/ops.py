@@ -17,7 +17,7 @@ from humming.errors import UnsupportedError, WrongTypeError, check_type
 from humming.formats import ActivationSpec, WeightSpec
 from humming.packing import PackedWeight, check_packed
 from humming.problem import GemmProblem
-from humming.quantized_ops import matmul_quantized
+from humming.quantized_ops import described, matmul_quantized, multiply_quantized
 from humming.runtime import Gemm, Operands, extent_bytes
 
 ACTIVATION_DTYPES = (torch.float16, torch.bfloat16)
@@ -62,8 +62,8 @@ def matmul(
         weight: packed [N, K] for the activations (`humming.pack`), on the device of x.
         bias: [N] of the output dtype, on the device of x.
         activation: a format to quantize x to first, `int8`, `fp8`, `mxfp8`, ...; float32 will do
-            as x then. None multiplies x as it is.
-        out_dtype: float16, bfloat16 or float32; by default that of `out`, else that of x, or
+            as x then. None multiplies x as it is. Under torch.compile give its name.
+            out_dtype: float16, bfloat16 or float32; by default that of `out`, else that of x, or
             of the bias or bfloat16 where x is quantized.
         out: [..., N] to write to: contiguous, or two-dimensional with adjacent values in its rows.
             It shares no memory with what is read.
@@ -80,6 +80,13 @@ def matmul(
     """
     try:
         if activation is not None or isinstance(x, QuantizedActivation):
+            if (
+                torch.compiler.is_compiling()
+                and isinstance(activation, str)
+                and isinstance(x, torch.Tensor)
+                and out is None
+            ):
+                return _traced(x, weight, bias, activation, out_dtype)
             return _quantized(x, weight, bias, activation, out_dtype, out, device)
         if weight.operand_bits != OPERAND_BITS:
             _refuse(
@@ -143,6 +150,38 @@ def _quantized(
             f"Pass {list(made.shape)}.",
         )
     return out.copy_(made)
+
+
+def _traced(
+    x: torch.Tensor,
+    weight: PackedWeight,
+    bias: torch.Tensor | None,
+    activation: str,
+    out_dtype: torch.dtype | None,
+) -> torch.Tensor:
+    """`_quantized` for a graph: operators alone, with names that are constants of it."""
+    spec, shape = weight.spec, weight.shape
+    name = _format_name(
+        (
+            spec.dtype.name,
+            spec.granularity,
+            spec.group_size,
+            spec.block,
+            spec.scale_dtype.name,
+            spec.zero_point,
+            spec.second_scale,
+        )
+    )
+    told, symmetric, bits = described(activation, name, *shape)
+    if weight.operand_bits != bits:
+        _refuse(
+            f"a product with activation={told} and a weight packed for {weight.operand_bits} bits",
+            f"its kernels read a weight packed for {bits} bits",
+            f"Pack it with humming.pack(weight, activation={told!r}).",
+        )
+    sums = None if symmetric else weight.row_sums
+    parts = (weight.codes, weight.scales, weight.zeros, weight.second_scale, sums)
+    return multiply_quantized(x, parts, bias, told, name, shape, out_dtype)
 
 
 def multiply(

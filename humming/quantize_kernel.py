@@ -18,7 +18,8 @@ from humming.registry import Registry
 ENTRY = "humming_quantize"
 """C symbol of every kernel that quantizes activations."""
 
-FUSED = {"none": "kNone", "silu_mul": "kSiluMul", "gelu": "kGelu", "gelu_tanh": "kGeluTanh"}
+NOT_FUSED = "none"
+FUSED = {NOT_FUSED: "kNone", "silu_mul": "kSiluMul", "gelu": "kGelu", "gelu_tanh": "kGeluTanh"}
 """What can be done to the input in the same pass -> its name in device code."""
 
 INPUTS = {"float32": "F32", "float16": "F16", "bfloat16": "Bf16"}

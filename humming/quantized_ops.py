@@ -6,6 +6,7 @@ packed weight and both formats by name: like `humming::matmul` it stays in the g
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NoReturn
 
 import torch
@@ -18,6 +19,7 @@ from humming.formats import ActivationSpec, WeightSpec
 from humming.lowering import packed_bits
 from humming.packing import PackedWeight
 from humming.problem import GemmProblem, default_out_dtype
+from humming.quantize_kernel import code_bytes, row_bytes
 from humming.runtime import Gemm, Operands, TokenScales
 
 _NO_GRAD = "Use torch.no_grad()."
@@ -75,21 +77,47 @@ def multiply_quantized(
     activation: str,
     weight_format: str,
     shape: tuple[int, int],
+    out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Quantizes x [..., K] and multiplies it, in operators alone: for layers, which are traced.
 
     Args:
         weight: codes, scales, zeros, second scale and row sums.
-        bias: [N] in the dtype of x, or None.
+        bias: [N] in the output's dtype, or None.
         activation, weight_format: names.
         shape: (N, K) of the weight.
+        out_dtype: by default that of x.
     """
+    if x.dim() < 1 or x.shape[-1] != shape[1]:
+        _refuse(
+            f"a product of activations {list(x.shape)} with a weight {list(shape)}",
+            f"the last size of the activations is not K = {shape[1]}",
+            f"Pass activations [..., {shape[1]}].",
+        )
+    if not x.is_floating_point() or x.element_size() > 4:
+        _refuse(f"activations of {x.dtype}", "they are no floats of 16 or 32 bits", "Cast them.")
     quantize = torch.ops.humming.quantize_activation.default
     codes, scales, zeros = quantize(x, activation, FUSED_NONE, None, None, None)
     made = (codes, scales, zeros if zeros.numel() else None, None)
-    out = _OPERATOR(*made, *weight, bias, activation, weight_format, *shape, x.dtype)
+    out = _OPERATOR(*made, *weight, bias, activation, weight_format, *shape, out_dtype or x.dtype)
     result: torch.Tensor = out.view(*x.shape[:-1], shape[0])
     return result
+
+
+def described(activation: str, weight_format: str, n: int, k: int) -> tuple[str, bool, int]:
+    """Of a pair of formats the activations' name, whether they are symmetric, and packed bits."""
+    return _described(activation, weight_format, n, k)
+
+
+@cache
+def _described(activation: str, weight_format: str, n: int, k: int) -> tuple[str, bool, int]:
+    spec = ActivationSpec.parse(activation)
+    bits = packed_bits_for(WeightSpec.parse(weight_format), activation, n, k)
+    return spec.name, spec.symmetric, bits
+
+
+# As `torch.compiler.assume_constant_result`: what follows from names is constant in a graph.
+described._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def packed_bits_for(weight: WeightSpec, activation: str, n: int, k: int) -> int:
@@ -127,7 +155,10 @@ def _check(
         places = f"on {x.codes.device} with a weight on {weight.codes.device}"
         _refuse(f"{asked} {places}", "devices differ", "Move them together.")
     if bias is not None and (
-        bias.shape != (n,) or bias.dtype != out_dtype or bias.device != x.codes.device
+        bias.shape != (n,)
+        or bias.dtype != out_dtype
+        or bias.device != x.codes.device
+        or (n > 1 and bias.stride(0) != 1)
     ):
         _refuse(
             f"{asked} and a bias {list(bias.shape)} of {bias.dtype} on {bias.device}",
@@ -158,6 +189,7 @@ def _run(
     *,
     device: str | None = None,
 ) -> torch.Tensor:
+    _check_parts(x, bias, activation, n, k, out_dtype)
     out = torch.empty((x.shape[0], n), dtype=out_dtype, device=x.device)
     if not out.numel():
         return out
@@ -179,8 +211,40 @@ def _run(
     return out
 
 
+def _check_parts(
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str,
+    n: int,
+    k: int,
+    out_dtype: torch.dtype,
+) -> None:
+    """Refuses codes of another K, and a bias that a kernel would misread."""
+    bits = _bits_of(activation)
+    if x.dim() != 2 or x.shape[1] not in (code_bytes(k, bits), row_bytes(k, bits)):
+        _refuse(
+            f"a product of {activation} codes {list(x.shape)} with a weight [{n}, {k}]",
+            f"rows of {k} codes take {code_bytes(k, bits)} bytes",
+            f"Pass activations [..., {k}].",
+        )
+    if bias is not None and (
+        bias.shape != (n,) or bias.dtype != out_dtype or (n > 1 and bias.stride(0) != 1)
+    ):
+        _refuse(
+            f"a bias {list(bias.shape)} of {bias.dtype}, stride {list(bias.stride())}",
+            f"it is added to results [..., {n}] of {out_dtype}",
+            f"Pass a contiguous bias [{n}] of that dtype.",
+        )
+
+
+@cache
+def _bits_of(activation: str) -> int:
+    return ActivationSpec.parse(activation).dtype.bits
+
+
 def _fake(x: torch.Tensor, *arguments: Any) -> torch.Tensor:
-    n, _, out_dtype = arguments[-3:]
+    bias, activation, _, n, k, out_dtype = arguments[-6:]
+    _check_parts(x, bias, activation, n, k, out_dtype)
     return x.new_empty((x.shape[0], n), dtype=out_dtype)
 
 

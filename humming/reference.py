@@ -236,7 +236,8 @@ def _quantized_activation(
             codes[units.isnan()] = spec.dtype.nan_code
         return ActivationParts(pack_bits(codes, spec.dtype.bits), scales, zeros)
     group = spec.group_size or k
-    grouped = torch.nn.functional.pad(values, (0, -k % group)).reshape(m, -1, group)
+    groups = -(-k // group)
+    grouped = torch.nn.functional.pad(values, (0, -k % group)).reshape(m, groups, group)
     magnitude = grouped.abs().amax(dim=2)
     finite = magnitude.isfinite()
     low, high = grouped.amin(dim=2).clamp(max=0), grouped.amax(dim=2).clamp(min=0)
@@ -249,7 +250,7 @@ def _quantized_activation(
         zeros = zero_points.to(torch.int8)
         units = _shifted(units, zero_points[:, :, None])
     codes = _activation_codes(torch.where(units.isnan(), 0.0, units), spec)
-    codes = torch.where(finite[:, :, None], codes, 0).reshape(m, -1)[:, :k]
+    codes = torch.where(finite[:, :, None], codes, 0).reshape(m, groups * group)[:, :k]
     return ActivationParts(pack_bits(codes, spec.dtype.bits), scales, zeros)
 
 

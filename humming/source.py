@@ -143,7 +143,7 @@ def _weights(problem: GemmProblem, lowering: Lowering, struct: str) -> list[str]
         weight.dtype,
         struct,
         # What is left out is put back by scales that meet sums in float.
-        fold=lowering.folds and lowering.scale_site != OPERAND,
+        fold=_may_fold(problem, lowering) and lowering.scale_site != OPERAND,
         zero_point=weight.zero_point == "integer",
     )
 
@@ -152,7 +152,13 @@ def _tokens(problem: GemmProblem, lowering: Lowering, struct: str) -> list[str]:
     dtype = problem.activation.dtype
     widths = f"{dtype.bits}, {lowering.packed_bits}, {lowering.operand_bits}"
     order = f"using Order = humming::TokenOrder<{widths}>;"
-    return dequantizer("tokens", order, dtype, struct, fold=lowering.folds)
+    return dequantizer("tokens", order, dtype, struct, fold=_may_fold(problem, lowering))
+
+
+def _may_fold(problem: GemmProblem, lowering: Lowering) -> bool:
+    """Whether sums may be powers of two too small: not with scales over all of float's range."""
+    scales = problem.weight.scale_dtype, problem.activation.scale_dtype
+    return lowering.folds and "float8e8m0" not in [dtype.name for dtype in scales]
 
 
 def _token_struct(problem: GemmProblem, lowering: Lowering, struct: str) -> str:

@@ -107,8 +107,7 @@ struct TileEpilogue {
     if constexpr (C::kTokenZero) {
       const int at = C::kTokenScaling == TokenScaling::kToken ? token : 0;
       const int zero = static_cast<const signed char*>(p.x_zeros)[at];
-      constexpr float kUnits = Mainloop::kScalesInLoop ? 1.f : 1.f / C::Dequant::kFactor;
-      sum -= Sum(p.row_sums[row] * kUnits) * zero;
+      sum -= Sum(p.row_sums[row] * (1.f / C::Dequant::kFactor)) * zero;
     }
     return float(sum);
   }
@@ -130,7 +129,7 @@ struct TileEpilogue {
       if (row + i >= p.n) break;
       float value = without_zero(p, token, row + i, sum[i]);
       if (!Mainloop::kScalesInLoop) {
-        value *= C::Scale::to_float(scales[row + i]) * C::Dequant::kFactor;
+        value *= C::Scale::to_float(scales[row + i]);
       }
       if (kTokenFactor) value *= whole_factor;
       if (C::kSecondScale == SecondScale::kTensor) value *= second[0];
@@ -149,12 +148,15 @@ struct TileEpilogue {
     }
   }
 
+  // What dequantization left out of operands comes last: a scale near the end of float's range times
+  // a power of two would leave it.
+  static constexpr float kLeftOut = C::Dequant::kFactor * C::Tokens::kFactor;
   static constexpr bool kTokenFactor =
-      C::kTokenScaling != TokenScaling::kNone || C::Tokens::kFactor != 1.f || C::kTokenSecond;
+      C::kTokenScaling != TokenScaling::kNone || kLeftOut != 1.f || C::kTokenSecond;
 
   // What all sums of a token are multiplied with.
   static __device__ float factor_of(const GemmParams& p, int token) {
-    float factor = C::Tokens::kFactor;
+    float factor = kLeftOut;
     if constexpr (C::kTokenScaling != TokenScaling::kNone) {
       const int at = C::kTokenScaling == TokenScaling::kToken ? token : 0;
       const auto* scales = static_cast<const typename C::TokenScale::Storage*>(p.x_scales);

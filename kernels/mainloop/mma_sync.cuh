@@ -272,7 +272,7 @@ struct MmaSyncMainloop {
     }
     __device__ float scale(int block, int group, int row) const {
       const auto* values = reinterpret_cast<const typename C::Scale::Storage*>(scales);
-      return C::Scale::to_float(values[(block * kGroups + group) * 16 + row]) * C::Dequant::kFactor;
+      return C::Scale::to_float(values[(block * kGroups + group) * 16 + row]);
     }
     // The zero point's integer, or the bits of its float in the operand's type.
     __device__ u32 zero(int block, int group, int row) const {

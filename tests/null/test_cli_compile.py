@@ -32,6 +32,18 @@ def test_compile_fills_a_folder_that_serves_as_cache(
     assert "distinct kernels in" in humming.out
 
 
+def test_compile_prepares_the_quantization_of_activations_too(
+    humming: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("compile", "int8 x int8", "-n", "64", "-k", "96", "-m", "3", "--device", "sim:t4")
+    humming.json(*words, "--output", str(tmp_path))
+    monkeypatch.setenv("HUMMING_CACHE_DIR", str(tmp_path))
+    kernels = set(tmp_path.rglob("*.kernel"))
+    run = ("run", "--random", "64x96", "--weight", "int8", "--activation", "int8", "-m", "3")
+    assert humming(*run, "--device", "sim:t4", "--check") == 0
+    assert set(tmp_path.rglob("*.kernel")) == kernels, "nothing had to be compiled"
+
+
 def test_compile_without_an_accelerator_asks_for_a_device(humming: Shell) -> None:
     words = ("compile", "w4a16", "-n", "64", "-k", "64", "-m", "1")
     error = humming.json(*words, status=2)["error"]

@@ -120,3 +120,48 @@ def test_gradients_are_refused() -> None:
     x = torch.randn(3, K, dtype=torch.float16, requires_grad=True)
     with pytest.raises(UnsupportedError):
         humming.matmul(x, packed, activation="int8").sum().backward()
+
+
+@pytest.mark.parametrize("k", [64, K - 16, K + 1, 2 * K])
+def test_a_layer_refuses_another_k(k: int) -> None:
+    layer = humming.QuantLinear.from_linear(torch.nn.Linear(K, N).half(), "int8", "int8")
+    with pytest.raises(UnsupportedError, match=f"not K = {K}"):
+        layer(torch.randn(4, k, dtype=torch.float16))
+
+
+def test_a_strided_bias_is_refused_and_a_layer_copies_it() -> None:
+    strided = torch.arange(2 * N, dtype=torch.float16)[::2]
+    weight = weight_of("int8")
+    packed = humming.pack(weight, activation="int8")
+    x = torch.randn(3, K, dtype=torch.float16)
+    with pytest.raises(UnsupportedError, match="contiguous"):
+        humming.matmul(x, packed, strided, activation="int8")
+    layer = humming.QuantLinear(packed, strided, activation="int8")
+    exact = humming.matmul(x, packed, strided.contiguous(), activation="int8")
+    assert torch.equal(layer(x), exact)
+
+
+@pytest.mark.parametrize("activation", ["int8", "mxfp8"])
+def test_a_product_is_traced(activation: str) -> None:
+    packed = humming.pack(weight_of("int4_g64"), activation=activation)
+
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return humming.matmul(x * 2, packed, activation=activation) + 1
+
+    x = torch.randn(3, K, dtype=torch.float16)
+    assert torch.equal(torch.compile(twice, fullgraph=True, backend="eager")(x), twice(x))
+
+
+@pytest.mark.parametrize("exponent", [118, -100])
+@pytest.mark.parametrize(("spec", "activation"), [("mxfp4", "mxfp8"), ("mxfp4", "mxfp4")])
+@pytest.mark.parametrize("device", ["sim:a100", "sim:rtx5090"])
+def test_scales_near_the_ends_of_float(
+    device: str, spec: str, activation: str, exponent: int
+) -> None:
+    """Powers of two that dequantization leaves out must not make scales leave float's range."""
+    weight = humming.quantize(torch.randn(N, K) * 2.0**exponent, spec)
+    packed = humming.pack(weight, activation=activation)
+    x = humming.quantize_activation(torch.randn(3, K) * 2.0**-10, activation, device=device)
+    out = humming.matmul(x, packed, out_dtype=torch.float32, device=device).double()
+    exact = x.dequantize() @ reference.dequantize(weight).T
+    assert ((out - exact).abs() <= 1e-5 * exact.abs().mean()).all()
