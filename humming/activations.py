@@ -81,11 +81,13 @@ class QuantizedActivation:
                 "second_scale", (1,), None if spec.second_scale == "none" else torch.float32
             )
         row, column = self.codes.stride()
-        if self.codes.numel() and (column != 1 or (m > 1 and row % ROW_BYTES)):
+        behind = self.codes.storage_offset() + m * row
+        whole = row % ROW_BYTES == 0 and behind <= self.codes.untyped_storage().nbytes()
+        if self.codes.numel() and (column != 1 or not whole):
             raise self._refusal(
                 "codes",
                 f"have strides {[row, column]}",
-                f"Rows are adjacent bytes, a multiple of {ROW_BYTES} apart.",
+                f"Rows are adjacent bytes, a multiple of {ROW_BYTES} apart, the last one as well.",
             )
         if not all(t.is_contiguous() for t in (self.scales, self.zeros) if t is not None):
             raise self._refusal("scales or zeros", "are not contiguous", "Call .contiguous().")

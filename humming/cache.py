@@ -190,7 +190,7 @@ class KernelCache:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError) as error:
-            _LOG.warning("cached kernel %s cannot be used (%s); it is built again", path, error)
+            _LOG.warning("cached kernel %s cannot be used (%s)", path, error)
             return None
         return entry
 
@@ -216,6 +216,7 @@ class KernelCache:
         if version:
             end = (version[0] + 1, 0)
             keys = [key for key in keys if version < key_version(key) < end]
+        # Without a compiler nothing says which major version the driver is of.
         newest_first = sorted(keys, key=key_version, reverse=True)
         return next((entry for key in newest_first if (entry := self.load(key))), None)
 

@@ -16,7 +16,14 @@ from humming.cost import CostModel, Estimate
 from humming.decision import Decision, Missing, MRange, Ready
 from humming.errors import UnsupportedError, check_type
 from humming.hookspecs import PresentDevice
-from humming.lowering import Lowering, Rejection, enumerate_lowerings, weight_group
+from humming.lowering import (
+    Lowering,
+    Rejection,
+    activation_group,
+    enumerate_lowerings,
+    scale_step,
+    weight_group,
+)
 from humming.problem import GemmProblem, whole_number
 from humming.registry import Registry
 from humming.source import ENTRY, compose_source
@@ -159,7 +166,7 @@ def _options(
     ready: list[Ready] = []
     missing: list[Missing] = []
     unfit: list[Rejection] = []
-    grouped = holds_group(weight_group(problem))
+    grouped = holds_group(weight_group(problem)) and holds_group(scale_step(problem))
     for lowering in lowerings:
         absent = _absent(problem, lowering, registry)
         model = CostModel(problem, lowering, caps)
@@ -341,7 +348,10 @@ def _ready_neighbours(decision: Decision, registry: Registry) -> Iterator[str]:
 
 def _with_held_group(problem: GemmProblem) -> GemmProblem:
     """The problem with the nearest groups of K that tiles hold."""
-    group = weight_group(problem)
+    group, of_tokens = weight_group(problem), activation_group(problem)
+    if not holds_group(of_tokens):
+        held = next((size for size in range(of_tokens, 0, -1) if holds_group(size)), 16)
+        problem = replace(problem, activation=replace(problem.activation, group_size=held))
     if holds_group(group):
         return problem
     held = next((size for size in range(group, 0, -1) if holds_group(size)), 16)

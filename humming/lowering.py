@@ -372,7 +372,7 @@ def _scale_sites(
     step = scale_step(problem)
     sites: list[tuple[str, tuple[str, ...]]] = []
     objections: list[str] = []
-    overflow = _integer_overflow(row, step or problem.k) or _half_overflow(problem, row)
+    overflow = _integer_overflow(problem, row, step or problem.k) or _half_overflow(problem, row)
     if overflow:
         return [], [overflow]
     if not step:
@@ -434,10 +434,12 @@ def _block_scale_fits(row: MmaRow, dtype: DataType, group: int) -> bool:
     return any(size == group and wanted.ptx in stored for wanted, size in row.block_scale)
 
 
-def _integer_overflow(row: MmaRow, k: int) -> str:
+def _integer_overflow(problem: GemmProblem, row: MmaRow, k: int) -> str:
     if row.a.is_float or row.b.is_float:
         return ""
-    largest = _largest(row.a) * _largest(row.b) * k
+    # The zero point of activations is taken off in integers, too.
+    token = _largest(row.b) if problem.activation.symmetric else row.b.max - row.b.min
+    largest = _largest(row.a) * token * k
     return f"sums over K = {k} may leave int32" if largest >= 2**31 else ""
 
 

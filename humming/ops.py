@@ -63,10 +63,11 @@ def matmul(
         bias: [N] of the output dtype, on the device of x.
         activation: a format to quantize x to first, `int8`, `fp8`, `mxfp8`, ...; float32 will do
             as x then. None multiplies x as it is. Under torch.compile give its name.
-            out_dtype: float16, bfloat16 or float32; by default that of `out`, else that of x, or
-            of the bias or bfloat16 where x is quantized.
+        out_dtype: float16, bfloat16 or float32; by default that of `out`, else that of x, or of
+            the bias or bfloat16 where x is quantized.
         out: [..., N] to write to: contiguous, or two-dimensional with adjacent values in its rows.
-            It shares no memory with what is read.
+            It shares no memory with what is read. Products of quantized activations are copied to
+            it.
         device: name of a device that the CPU simulates, for tensors on the CPU; by default the
             one that HUMMING_SIMULATE names. Not under torch.compile or autograd.
 
@@ -110,6 +111,8 @@ def matmul(
             )
         )
         return multiply(x, operands, name, weight.shape, out_dtype, out, device)
+    except torch.OutOfMemoryError:
+        raise
     except MISUSE:
         check_packed(weight, _PRODUCT)
         check_arguments(x, bias, out_dtype, out, device)
@@ -136,6 +139,12 @@ def _quantized(
                 "Cast x, or leave `activation` away.",
             )
         return matmul(x, weight, bias, out_dtype=out_dtype, out=out, device=device)
+    if out is not None and not _writable(out):
+        _refuse(
+            f"a product into out of strides {list(out.stride())}",
+            "its rows are scattered",
+            "Pass a contiguous one.",
+        )
     if out is None:
         return matmul_quantized(
             x, weight, bias, activation=spec, out_dtype=out_dtype, device=device
@@ -179,8 +188,13 @@ def _traced(
             f"its kernels read a weight packed for {bits} bits",
             f"Pack it with humming.pack(weight, activation={told!r}).",
         )
-    sums = None if symmetric else weight.row_sums
-    parts = (weight.codes, weight.scales, weight.zeros, weight.second_scale, sums)
+    if not symmetric:
+        _refuse(
+            f"a product with activation={told} under torch.compile",
+            "sums of the weight's rows cannot be traced",
+            "Use a QuantLinear, which holds them.",
+        )
+    parts = (weight.codes, weight.scales, weight.zeros, weight.second_scale, None)
     return multiply_quantized(x, parts, bias, told, name, shape, out_dtype)
 
 
@@ -451,7 +465,8 @@ def check_arguments(
     tensors = {"x": x, "bias": bias, "out": out}
     for name, tensor in tensors.items():
         if tensor is not None or name == "x":
-            check_type(_PRODUCT, name, tensor, torch.Tensor, f"Pass a tensor as {name}.")
+            kinds = (torch.Tensor, QuantizedActivation) if name == "x" else torch.Tensor
+            check_type(_PRODUCT, name, tensor, kinds, f"Pass a tensor as {name}.")
             if isinstance(tensor, torch.Tensor) and tensor.layout != torch.strided:
                 why = f"{name} is {tensor.layout}"
                 raise WrongTypeError(_PRODUCT, why, "Pass a dense tensor: .to_dense().")

@@ -6,7 +6,7 @@ table, and neighbours are merged into words by shifts.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import numpy as np
@@ -168,11 +168,30 @@ class PackedWeight:
         The sum over K of the weights without second scale, and without their own scale where that
         does not change along K: so as kernels sum them.
         """
+        if self.codes.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise UnsupportedError(
+                "sums of a weight's rows while a CUDA graph is recorded",
+                "they would be computed in each replay",
+                "Read weight.row_sums once before.",
+            )
         plain = unpack(self)
-        values = reference.dequantize_codes(plain)
-        if self.spec.granularity in ("group", "block"):
-            values = values * reference.dequantize_scales(plain)
-        return values.sum(1).to(torch.float32)
+        (n, k), spec = plain.shape, replace(self.spec, second_scale="none")
+        rows_per_scale = spec.block[0] if spec.granularity == "block" else 1
+        step = -(-max(1, _CHUNK_CODES // k) // rows_per_scale) * rows_per_scale
+        sums = []
+        for start in range(0, n, step):
+            end = min(start + step, n)
+            rows = slice(start // rows_per_scale, -(-end // rows_per_scale))
+            rows = slice(0, 1) if spec.granularity == "tensor" else rows
+            zeros = None if plain.zeros is None else plain.zeros[rows]
+            part = QuantizedWeight(
+                spec, (end - start, k), plain.codes[start:end], plain.scales[rows], zeros
+            )
+            values = reference.dequantize_codes(part)
+            if spec.granularity in ("group", "block"):
+                values = values * reference.dequantize_scales(part)
+            sums.append(values.sum(1).to(torch.float32))
+        return torch.cat(sums)
 
     @property
     def nbytes(self) -> int:
@@ -243,7 +262,10 @@ def pack(
         if spec.second_scale == "channel":
             second = torch.nn.functional.pad(second, (0, n_padded - n))
         second = second.clone()
-    return PackedWeight(spec, weight.shape, operand_bits, codes, scales, zeros, second)
+    packed = PackedWeight(spec, weight.shape, operand_bits, codes, scales, zeros, second)
+    if activation is not None and not ActivationSpec.parse(activation).symmetric:
+        packed.row_sums  # noqa: B018  (so that the first product finds them)
+    return packed
 
 
 def unpack(weight: PackedWeight) -> QuantizedWeight:

@@ -63,7 +63,7 @@ def matmul_quantized(
     arguments = (
         *(codes, q.scales, q.zeros, q.second_scale),
         *(w.codes, w.scales, w.zeros, w.second_scale, sums, bias),
-        *(q.spec.name, w.spec.name, *w.shape, out_dtype),
+        *(*_names(q.spec, w.spec), *w.shape, out_dtype),
     )
     out = _OPERATOR(*arguments) if device is None else _run(*arguments, device=device)
     result: torch.Tensor = out.view(*leading, w.shape[0])
@@ -126,6 +126,17 @@ def packed_bits_for(weight: WeightSpec, activation: str, n: int, k: int) -> int:
     return packed_bits(problem_of(spec, weight, n, k, torch.bfloat16, False))
 
 
+# Products are many, formats few.
+@cache
+def _packed_bits(activation: ActivationSpec, weight: WeightSpec, n: int, k: int) -> int:
+    return packed_bits(problem_of(activation, weight, n, k, torch.bfloat16, False))
+
+
+@cache
+def _names(activation: ActivationSpec, weight: WeightSpec) -> tuple[str, str]:
+    return activation.name, weight.name
+
+
 def problem_of(
     activation: ActivationSpec, weight: WeightSpec, n: int, k: int, out: torch.dtype, bias: bool
 ) -> GemmProblem:
@@ -144,7 +155,7 @@ def _check(
         _refuse(f"{asked} with a weight [{n}, {k}]", "K differs", f"Pass activations [m, {k}].")
     if out_dtype not in (torch.float16, torch.bfloat16, torch.float32):
         _refuse(f"{asked} in {out_dtype}", "no kernel writes it", "Use float16, bfloat16, float32.")
-    wanted = packed_bits(problem_of(x.spec, weight.spec, n, k, out_dtype, bias is not None))
+    wanted = _packed_bits(x.spec, weight.spec, n, k)
     if weight.operand_bits != wanted:
         _refuse(
             f"{asked} with a weight packed for {weight.operand_bits}-bit operands",
@@ -190,6 +201,20 @@ def _run(
     device: str | None = None,
 ) -> torch.Tensor:
     _check_parts(x, bias, activation, n, k, out_dtype)
+    others = (x_scales, x_zeros, x_second, codes, scales, zeros, second_scale, row_sums, bias)
+    if any(t is not None and t.device != x.device for t in others):
+        places = ", ".join(sorted({str(t.device) for t in others if t is not None}))
+        _refuse(
+            f"a product of {activation} activations on {x.device} with operands on {places}",
+            "devices differ",
+            "Move them together.",
+        )
+    if (x_zeros is None) != (row_sums is None):
+        _refuse(
+            f"a product of {activation} activations",
+            "zero points of activations come with sums of the weight's rows",
+            "Pass PackedWeight.row_sums.",
+        )
     out = torch.empty((x.shape[0], n), dtype=out_dtype, device=x.device)
     if not out.numel():
         return out
@@ -221,6 +246,12 @@ def _check_parts(
 ) -> None:
     """Refuses codes of another K, and a bias that a kernel would misread."""
     bits = _bits_of(activation)
+    if x.dim() == 2 and x.numel() and (x.stride(1) != 1 or x.stride(0) % 16):
+        _refuse(
+            f"a product of {activation} codes of strides {list(x.stride())}",
+            "kernels read rows in pieces of 16 bytes",
+            "Pass what quantize_activation returns.",
+        )
     if x.dim() != 2 or x.shape[1] not in (code_bytes(k, bits), row_bytes(k, bits)):
         _refuse(
             f"a product of {activation} codes {list(x.shape)} with a weight [{n}, {k}]",

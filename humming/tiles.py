@@ -124,8 +124,10 @@ def candidates(
 
 def why_no_tile(problem: GemmProblem, caps: DeviceCapabilities) -> str:
     """Why `candidates` are none, as a clause."""
-    if not holds_group(weight_group(problem)):
-        told = f"a scale per {weight_group(problem)} values of K fits no tile"
+    group = weight_group(problem)
+    group = scale_step(problem) if holds_group(group) else group
+    if not holds_group(group):
+        told = f"a scale per {group} values of K fits no tile"
         return f"{told}; groups of 16, 32 or a multiple of {BRICK_K} values do"
     limit, registers = caps.smem_per_block_bytes, caps.registers_per_sm
     return f"no tile fits into {limit} bytes of shared memory and {registers} registers"

@@ -107,7 +107,7 @@ struct TileEpilogue {
     if constexpr (C::kTokenZero) {
       const int at = C::kTokenScaling == TokenScaling::kToken ? token : 0;
       const int zero = static_cast<const signed char*>(p.x_zeros)[at];
-      sum -= Sum(p.row_sums[row] * (1.f / C::Dequant::kFactor)) * zero;
+      sum -= Sum(p.row_sums[row] * (1.f / kLeftOut)) * zero;
     }
     return float(sum);
   }

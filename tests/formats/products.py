@@ -28,7 +28,8 @@ CODES = (
 GRANULARITIES = ("_tensor", "", "_g16", "_g32", "_g64", "_g128", "_block128", "_block64x32")
 SCALES = ("_sfp32", "_sfp16", "_sbf16", "_se4m3", "_sue8m0")
 ACTIVATIONS = (
-    *("fp16", "bf16", "int8", "int8_tensor", "int8_asym", "int8_g128", "int4", "int4_g64"),
+    *("fp16", "bf16", "int8", "int8_tensor", "int8_asym", "int8_g128"),
+    *("int4", "int4_asym", "int4_g64"),
     *("fp8", "fp8_tensor", "fp8_g128", "float8e5m2", "mxfp8", "mxfp4", "nvfp4"),
 )
 
@@ -91,7 +92,8 @@ def random_tokens(spec: ActivationSpec, m: int, k: int, device: str = "cpu") -> 
     values = decode(codes, dtype)
     sizes = values.abs()
     if not spec.symmetric:
-        zeros = torch.randint(-128, 128, shape, dtype=torch.int8, device=device)
+        lowest, highest = int(dtype.min), int(dtype.max)
+        zeros = torch.randint(lowest, highest + 1, shape, dtype=torch.int8, device=device)
         values, sizes = values - zeros.double(), sizes + zeros.double().abs()
     tokens = TokenScales(scales, zeros, second)
     return Tokens(rows[:, : raw.shape[1]], tokens, values * factor, sizes * factor)

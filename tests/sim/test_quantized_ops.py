@@ -165,3 +165,52 @@ def test_scales_near_the_ends_of_float(
     out = humming.matmul(x, packed, out_dtype=torch.float32, device=device).double()
     exact = x.dequantize() @ reference.dequantize(weight).T
     assert ((out - exact).abs() <= 1e-5 * exact.abs().mean()).all()
+
+
+@pytest.mark.parametrize("spec", ["int4", "int4_g64", "int8"])
+@pytest.mark.parametrize("device", ["sim:h200", "sim:a100"])
+def test_zero_points_of_activations_that_are_widened(spec: str, device: str) -> None:
+    weight = weight_of(spec)
+    packed = humming.pack(weight, activation="int4_asym")
+    x = humming.quantize_activation(torch.rand(5, K) + 1, "int4_asym", device=device)
+    out = humming.matmul(x, packed, out_dtype=torch.float32, device=device).double()
+    exact = x.dequantize() @ reference.dequantize(weight).T
+    assert (out - exact).norm() <= 1e-6 * exact.norm()
+
+
+@pytest.mark.parametrize(
+    "spec", ["uint4_g32_zp", "int8", "int8_tensor", "int8_block64x64_s2tensor"]
+)
+def test_sums_of_rows_do_not_depend_on_how_they_are_cut(
+    spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = weight_of(spec)
+    whole = humming.pack(weight).row_sums
+    monkeypatch.setattr("humming.packing._CHUNK_CODES", 3 * K)
+    assert torch.equal(humming.pack(weight).row_sums, whole)
+    assert whole.shape == (N,)
+
+
+def test_rows_that_kernels_would_read_beyond_are_refused() -> None:
+    spec = humming.ActivationSpec.parse("fp8")
+    codes, scales = torch.zeros(1, 20, dtype=torch.uint8), torch.ones(1, 1)
+    with pytest.raises(UnsupportedError, match="the last one as well"):
+        humming.QuantizedActivation(spec, (1, 20), codes, scales)
+    wide = torch.zeros(1, 32, dtype=torch.uint8)
+    humming.QuantizedActivation(spec, (1, 20), wide[:, :20], scales)
+    codes = torch.zeros(3, 20, dtype=torch.uint8)
+    parts = (torch.ones(3, 1), None, None, *(torch.zeros(1) for _ in range(2)), None, None)
+    with pytest.raises(UnsupportedError, match="pieces of 16 bytes"):
+        torch.ops.humming.matmul_quantized(
+            codes, *parts, None, None, "fp8", "fp8", 16, 20, torch.float16
+        )
+
+
+def test_integer_sums_leave_room_for_zero_points() -> None:
+    def sums(activation: str, k: int) -> str:
+        chosen = humming.plan(f"int8 x {activation}", "a100", n=64, k=k)
+        return chosen.lowering.mma.accumulator.name
+
+    assert sums("int8", 100_000) == "int32"
+    assert sums("int8_asym", 60_000) == "int32"
+    assert sums("int8_asym", 100_000) == "float32"
