@@ -412,7 +412,13 @@ def main(arguments: Sequence[str] | None = None, card: Any = None) -> int:
         # The tests of this script compare launches themselves, and products of every format follow.
         for test in ("test_conformance.py", "test_formats.py"):
             quiet += ["--ignore", str(Path(__file__).with_name(test))]
-        status = int(pytest.main([*quiet, *options.tests], plugins=[comparison]))
+        # Options of the environment are for the run of whoever called this, such as "-n 2".
+        outer = os.environ.pop("PYTEST_ADDOPTS", None)
+        try:
+            status = int(pytest.main([*quiet, *options.tests], plugins=[comparison]))
+        finally:
+            if outer is not None:
+                os.environ["PYTEST_ADDOPTS"] = outer
         hung = any(row["outcome"] == "no end" for row in comparison.rows)
         if not options.no_products and not hung:
             from composed_products import compare_products
