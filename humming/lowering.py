@@ -31,8 +31,8 @@ from humming.problem import GemmProblem
 EPILOGUE, ACCUMULATOR, OPERAND, INSTRUCTION = "epilogue", "accumulator", "operand", "instruction"
 BRICK, K_MAJOR = "brick", "k_major"
 
-# Values of K after which mainloops have added sums in halves to floats: those of a pipeline stage.
-_LONGEST_SUM = 512
+LONGEST_STAGE_K = 512
+"""Most values of K of a pipeline stage, after which sums in halves have been added to floats."""
 
 _Values = npt.NDArray[np.float64]
 
@@ -449,7 +449,7 @@ def _half_overflow(problem: GemmProblem, row: MmaRow) -> str:
     weight, activation = problem.weight, problem.activation
     if row.accumulator.bits > 16 or not activation.dtype.is_narrow:
         return ""
-    k = min(scale_step(problem) or problem.k, _LONGEST_SUM)
+    k = min(scale_step(problem) or problem.k, LONGEST_STAGE_K)
     spread = weight.dtype.max - weight.dtype.min
     largest = _largest(weight.dtype) if weight.zero_point == "none" else spread
     overflows = largest * _largest(activation.dtype) * k > row.accumulator.max

@@ -98,18 +98,7 @@ def matmul(
                 "to: activation='int8'.",
             )
         operands = Operands(weight.codes, weight.scales, weight.zeros, weight.second_scale, bias)
-        spec = weight.spec
-        name = _format_name(
-            (
-                spec.dtype.name,
-                spec.granularity,
-                spec.group_size,
-                spec.block,
-                spec.scale_dtype.name,
-                spec.zero_point,
-                spec.second_scale,
-            )
-        )
+        name = _name_of(weight.spec)
         return multiply(x, operands, name, weight.shape, out_dtype, out, device)
     except torch.OutOfMemoryError:
         raise
@@ -169,18 +158,7 @@ def _traced(
     out_dtype: torch.dtype | None,
 ) -> torch.Tensor:
     """`_quantized` for a graph: operators alone, with names that are constants of it."""
-    spec, shape = weight.spec, weight.shape
-    name = _format_name(
-        (
-            spec.dtype.name,
-            spec.granularity,
-            spec.group_size,
-            spec.block,
-            spec.scale_dtype.name,
-            spec.zero_point,
-            spec.second_scale,
-        )
-    )
+    name, shape = _name_of(weight.spec), weight.shape
     told, symmetric, bits = described(activation, name, *shape)
     if weight.operand_bits != bits:
         _refuse(
@@ -250,6 +228,20 @@ def _is_plain(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
 
 _Format = tuple[str, str, int, tuple[int, int], str, str, str]
 _format_names: dict[_Format, str] = {}
+
+
+def _name_of(spec: WeightSpec) -> str:
+    return _format_name(
+        (
+            spec.dtype.name,
+            spec.granularity,
+            spec.group_size,
+            spec.block,
+            spec.scale_dtype.name,
+            spec.zero_point,
+            spec.second_scale,
+        )
+    )
 
 
 def _format_name(parts: _Format) -> str:

@@ -122,8 +122,7 @@ described._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def packed_bits_for(weight: WeightSpec, activation: str, n: int, k: int) -> int:
     """What a weight is packed for to be multiplied with activations of a format."""
-    spec = ActivationSpec.parse(activation)
-    return packed_bits(problem_of(spec, weight, n, k, torch.bfloat16, False))
+    return _packed_bits(ActivationSpec.parse(activation), weight, n, k)
 
 
 # Products are many, formats few.

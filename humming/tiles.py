@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from humming.capability import DeviceCapabilities
 from humming.errors import UnsupportedError
 from humming.layout import BRICK_K, BRICK_ROWS, LANES
-from humming.lowering import ACCUMULATOR, EPILOGUE, Lowering, scale_step, weight_group
+from humming.lowering import (
+    ACCUMULATOR,
+    EPILOGUE,
+    LONGEST_STAGE_K,
+    Lowering,
+    scale_step,
+    weight_group,
+)
 from humming.problem import GemmProblem
 
 # Rows of activations lie 16 bytes further apart than they are long, which spreads ldmatrix over
@@ -28,7 +35,7 @@ MAX_PIECES_IN_REGISTERS = 12
 # Each part of K must run the pipeline long enough to be worth a reduction.
 MIN_STAGES_PER_SPLIT = 2
 # Bricks of 64 values of K that a pipeline stage may hold.
-_BRICKS = (1, 2, 4, 8)
+_BRICKS = tuple(1 << i for i in range((LONGEST_STAGE_K // BRICK_K).bit_length()))
 
 
 @dataclass(frozen=True, slots=True)
