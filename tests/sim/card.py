@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import importlib
+import multiprocessing
 import re
 import struct
 import time
@@ -13,6 +14,16 @@ import numpy as np
 
 tensor_maps = importlib.import_module("humming.devices.simulator.tensor_maps")
 _PTX_VERSION, _GUARD_BYTES, _PATIENCE_S = "9.0", 4096, 60.0
+# A start of a process takes seconds, on a busy machine many.
+_START_PATIENCE_S = 300.0
+# After these a process has to be started anew to use the card again.
+_STICKY = (
+    "LAUNCH_FAILED",
+    "ILLEGAL_",
+    "MISALIGNED_",
+    "HARDWARE_STACK_ERROR",
+    "CONTEXT_IS_DESTROYED",
+)
 _MAGIC = b"hummingT"
 
 Place = tuple[int, np.ndarray]
@@ -32,13 +43,21 @@ class CardHangError(Exception):
 
 
 class Launch(NamedTuple):
-    """What a launch says beside its memory."""
+    """What a launch says beside its memory.
+
+    Attributes:
+        grid, block, cluster: shapes, in CTAs and threads.
+        params: bytes of all parameters, where the PTX places them.
+        smem_bytes: of dynamic shared memory.
+        offsets: of each parameter in `params`. The driver's may differ where one is aligned.
+    """
 
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     params: bytes
     cluster: tuple[int, int, int]
     smem_bytes: int
+    offsets: tuple[int, ...] = ()
 
 
 def retargeted(text: str, target: str) -> str:
@@ -125,7 +144,13 @@ def with_maps(
 
 
 class Card:
-    """The first CUDA device, with a context that is made anew after a fault."""
+    """The first CUDA device, with a context that is made anew after a fault.
+
+    Attributes:
+        name, driver_version: what the driver says.
+        target: the architecture that kernels are assembled for.
+        most_smem_bytes: of shared memory of a CTA.
+    """
 
     def __init__(self) -> None:
         from cuda.bindings import driver
@@ -141,6 +166,8 @@ class Card:
                 kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
             )
         )
+        most = kinds.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        self.most_smem_bytes = int(self._ok(driver.cuDeviceGetAttribute(most, self._device)))
         self.name = self._ok(driver.cuDeviceGetName(256, self._device)).split(b"\0")[0].decode()
         self.driver_version = int(self._ok(driver.cuDriverGetVersion()))
         self.target = f"sm_{major}{minor}" + ("a" if major >= 9 else "")
@@ -255,13 +282,7 @@ class Card:
         buffer = ctypes.create_string_buffer(len(params) + 64)
         start = -(-ctypes.addressof(buffer) // 64) * 64
         ctypes.memmove(start, params, len(params))
-        pointers, index = [], 0
-        while True:
-            error, offset, _ = driver.cuFuncGetParamInfo(function, index)
-            if int(error) != 0:
-                break
-            pointers.append(start + offset)
-            index += 1
+        pointers = [start + offset for offset in launch.offsets]
         array = (ctypes.c_void_p * max(1, len(pointers)))(*pointers)
         self._ok(driver.cuLaunchKernelEx(config, function, ctypes.addressof(array), 0))
         self._wait()
@@ -276,3 +297,94 @@ class Card:
             if time.monotonic() > end:
                 raise CardHangError(f"the kernel has not ended after {_PATIENCE_S:.0f} s")
             time.sleep(0.0005)
+
+
+class CardProcess:
+    """A card that a process of its own uses, which is replaced when a kernel has made it useless.
+
+    Attributes:
+        name, driver_version, target, most_smem_bytes: as those of `Card`.
+
+    Args:
+        make: makes the card, in the process.
+        patience_s: how long an answer may take beyond the patience of the card itself.
+    """
+
+    def __init__(
+        self, make: Callable[[], Any] = Card, patience_s: float = _START_PATIENCE_S
+    ) -> None:
+        self._make, self._patience_s = make, patience_s
+        self._process: Any = None
+        self._start()
+
+    def run(
+        self, text: str, entry: str, places: Sequence[Place], launch: Launch
+    ) -> list[np.ndarray]:
+        """As `Card.run`."""
+        if self._process is None:
+            self._start()
+        with contextlib.suppress(BrokenPipeError):  # whose reason the answer is
+            self._pipe.send((text, entry, list(places), launch))
+        found: list[np.ndarray] = self._answer()
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._pipe.close()
+            self._process = None
+
+    def _start(self) -> None:
+        spawned = multiprocessing.get_context("spawn")
+        self._pipe, theirs = spawned.Pipe()
+        self._process = spawned.Process(target=_serve, args=(theirs, self._make), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.name, self.driver_version, self.target, self.most_smem_bytes = self._answer()
+
+    def _answer(self) -> Any:
+        try:
+            if not self._pipe.poll(_PATIENCE_S + self._patience_s):
+                raise CardHangError("the card's process does not answer")
+            error, answer = self._pipe.recv()
+        except (EOFError, ConnectionError):
+            self._process.join(1)  # it may be about to say why
+            self.close()
+            raise CardError("the card's process has died", True) from None
+        except CardHangError:
+            self.close()
+            raise
+        if error == "":
+            return answer
+        if error == "hang":
+            self.close()
+            raise CardHangError(answer)
+        told, assembled = answer
+        if any(name in told for name in _STICKY):
+            self.close()
+        raise CardError(told, assembled)
+
+
+def _serve(pipe: Any, make: Callable[[], Any]) -> None:
+    """Makes a card, then answers launches with ("", memory) or with what went wrong."""
+    try:
+        card = make()
+        pipe.send(("", (card.name, card.driver_version, card.target, card.most_smem_bytes)))
+    except Exception as error:
+        pipe.send(("error", (repr(error), False)))
+        return
+    while True:
+        try:
+            asked = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send(("", card.run(*asked)))
+        except CardError as error:
+            pipe.send(("error", (str(error), error.assembled)))
+        except CardHangError as error:
+            pipe.send(("hang", str(error)))
+        except Exception as error:  # of the card's code: the process goes on
+            pipe.send(("error", (repr(error), True)))

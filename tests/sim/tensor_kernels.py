@@ -12,8 +12,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 
 import humming
+from humming.errors import CompileError
 from humming.hookspecs import Image
 
 _compiler = importlib.import_module("humming.devices.simulator.compiler")
@@ -54,7 +56,9 @@ extern "C" __global__ void __launch_bounds__(128) test(
   fence_before();
   __syncthreads();
   fence_after();
-  u32 tmem = address, own = tmem + (warp << 21);
+  u32 tmem = address, own;
+  asm("shl.b32 %0, %1, 21;" : "=r"(own) : "r"(warp));
+  own += tmem;
   filled += (cta * 128 + thread) * columns;
   for (u64 i = 0; i < columns; ++i)
     asm volatile("tcgen05.st.sync.aligned.32x32b.x1.b32 [%0], {%1};"
@@ -98,9 +102,15 @@ COMMIT_PAIR = (
 
 @cache
 def ptx_of(source: str, arch: str) -> str:
-    """The PTX that NVRTC makes of a source for `sm_100a`."""
+    """The PTX that NVRTC makes of a source; skips the test where NVRTC is too old for it."""
     caps = replace(humming.capabilities("b200"), arch=arch)
-    text: str = _compiler.PtxCompiler().compile(source, {}, "test", caps).data.decode()
+    try:
+        image = _compiler.PtxCompiler().compile(source, {}, "test", caps)
+    except CompileError as error:
+        if f"does not know {arch}" in str(error):
+            pytest.skip(str(error).splitlines()[0])
+        raise
+    text: str = image.data.decode()
     return text
 
 

@@ -10,12 +10,23 @@ from typing import Any
 import card as card_module
 import composed_products
 import conformance
+import faulty_cards
 import hopper_kernels as hk
 import known_differences as known
 import numpy as np
 import pytest
 import torch
-from card import Card, CardError, Launch, arguments_of, maps_in, moved, retargeted
+from card import (
+    Card,
+    CardError,
+    CardHangError,
+    CardProcess,
+    Launch,
+    arguments_of,
+    maps_in,
+    moved,
+    retargeted,
+)
 from conftest import kernel as kernel_text
 from conftest import launch
 
@@ -50,7 +61,7 @@ class SimulatedCard:
         spoil: changes the memory after a launch.
     """
 
-    name, driver_version, target = "NVIDIA H200", 0, "sm_90a"
+    name, driver_version, target, most_smem_bytes = "NVIDIA H200", 0, "sm_90a", 232448
 
     def __init__(self, by: float = 0.0, spoil: Any = None) -> None:
         self._by, self._spoil = by, spoil
@@ -108,6 +119,15 @@ def run_mma(card: Any, scale: float = 1.0, ptx: str = MMA) -> list[dict[str, Any
         comparison.test = "tests/sim/test_x.py::test_mma"
         launch(kernel_text(ptx, 3), {"a": a, "b": b, "out": out})
     return comparison.rows
+
+
+def test_a_launch_beyond_the_card_is_not_made() -> None:
+    card = SimulatedCard()
+    card.most_smem_bytes = 1000
+    with conformance.Comparison(card) as comparison:
+        launch(kernel_text("", 0), {}, smem_bytes=1001)
+    assert [row["outcome"] for row in comparison.rows] == ["needs more than the card has"]
+    assert card.launches == []
 
 
 def test_what_is_equal_is_equal() -> None:
@@ -226,7 +246,6 @@ def test_a_kernel_with_a_tensor_map_is_compared(rng: np.random.Generator) -> Non
     import test_wgmma
 
     comparison = conformance.Comparison(SimulatedCard())
-    comparison.tensor_maps = True
     with comparison:
         comparison.test = "pipeline"
         test_wgmma.test_warp_specialized_pipeline(rng, None)
@@ -285,6 +304,43 @@ def test_pointers_are_moved_and_numbers_are_not() -> None:
 def test_targets_are_replaced() -> None:
     text = retargeted(".version 9.4\n.target sm_75\n.address_size 64", "sm_90a")
     assert text == ".version 9.0\n.target sm_90a\n.address_size 64"
+
+
+@pytest.fixture
+def card_process() -> Any:
+    card = CardProcess(faulty_cards.FaultyCard)
+    yield card
+    card.close()
+
+
+def test_a_card_that_a_kernel_has_spoiled_is_replaced(card_process: CardProcess) -> None:
+    """What only that launch did wrong leaves it as it is."""
+    launch = Launch((1, 1, 1), (32, 1, 1), b"", (1, 1, 1), 0)
+
+    def uses(text: str) -> int:
+        return int(card_process.run(text, "test", [], launch)[0][0])
+
+    assert (card_process.name, card_process.driver_version) == ("a card", 7)
+    assert uses("works") == 1
+    with pytest.raises(CardError) as told:
+        uses("INVALID_PTX")
+    assert not told.value.assembled
+    with pytest.raises(CardError, match="INVALID_VALUE"):
+        uses("INVALID_VALUE")
+    assert uses("works") == 4
+    for text, error in (
+        ("ERROR_ILLEGAL_ADDRESS", CardError),
+        ("dies", CardError),
+        ("hangs", CardHangError),
+    ):
+        with pytest.raises(error):
+            uses(text)
+        assert uses("works") == 1
+
+
+def test_a_card_that_can_not_be_used_is_named() -> None:
+    with pytest.raises(CardError, match="no driver"):
+        CardProcess(faulty_cards.NoCard)
 
 
 # -- known differences ----------------------------------------------------------------------------
