@@ -139,6 +139,9 @@ def _encoders() -> Iterator[Component]:
         if dtype.kind == "int" and dtype.bits in (4, 8):
             struct = f"humming::EncodeInt<{dtype.bits}>"
             yield Component("encode", dtype.name, "humming/quantize/encode_int.cuh", struct)
+        elif dtype.name == "float4e2m1":
+            header = "humming/quantize/encode_e2m1.cuh"
+            yield Component("encode", dtype.name, header, "humming::EncodeE2m1")
         elif dtype.kind in ("float", "sign_magnitude") and dtype.bits in (4, 8):
             exponent, mantissa = dtype.exponent_bits, dtype.mantissa_bits
             codes = 1 << (dtype.bits - 1)

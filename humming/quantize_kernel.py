@@ -263,6 +263,7 @@ def compose_quantize(config: QuantizeConfig, caps: DeviceCapabilities, registry:
         "kSymmetric": spec.symmetric,
         "kSecondScale": spec.scale_dtype == float8e4m3,
         "kDependentLaunch": caps.supports("griddepcontrol"),
+        "kPackedMax": caps.supports("packed_max"),
     }
     lines = [
         f"// {config.source} -> {spec.name}, fused: {config.fuse}",

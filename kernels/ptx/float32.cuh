@@ -18,6 +18,13 @@ __device__ inline float add_rn(float a, float b) {
   return d;
 }
 
+// The sum, between 0 and 1; 0 if it is NaN (PTX ISA 9.7.3.5 "add.sat").
+__device__ inline float add_sat(float a, float b) {
+  float d;
+  asm("add.rn.sat.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b));
+  return d;
+}
+
 // PTX ISA 9.7.3.6 "sub".
 __device__ inline float sub_rn(float a, float b) {
   float d;

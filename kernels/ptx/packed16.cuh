@@ -37,4 +37,30 @@ __device__ inline unsigned fma_bf16x2(unsigned a, unsigned b, unsigned c) {
   return d;
 }
 
+// PTX ISA 9.7.4.8 "max" and 9.7.4.7 "min" (half precision), of which NaN is the result if one of
+// both is.
+__device__ inline unsigned max_nan_f16x2(unsigned a, unsigned b) {
+  unsigned d;
+  asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
+__device__ inline unsigned max_nan_bf16x2(unsigned a, unsigned b) {
+  unsigned d;
+  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
+__device__ inline unsigned min_nan_f16x2(unsigned a, unsigned b) {
+  unsigned d;
+  asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
+__device__ inline unsigned min_nan_bf16x2(unsigned a, unsigned b) {
+  unsigned d;
+  asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
 }  // namespace humming::ptx

@@ -11,6 +11,10 @@ __device__ inline u32 low_bytes(u32 a, u32 b, u32 c, u32 d) {
   return ptx::permute(ptx::permute(a, b, 0x0040), ptx::permute(c, d, 0x0040), 0x5410);
 }
 
+__device__ inline u32 high_bytes(u32 a, u32 b, u32 c, u32 d) {
+  return ptx::permute(ptx::permute(a, b, 0x0073), ptx::permute(c, d, 0x0073), 0x5410);
+}
+
 // Of each code the low bits count, whatever is above them.
 __device__ inline void pack_codes(const u32 (&code)[8], u32 (&words)[2]) {
   words[0] = low_bytes(code[0], code[1], code[2], code[3]);
@@ -23,21 +27,34 @@ __device__ inline void pack_codes(const u32 (&code)[8], u32 (&words)[1]) {
   words[0] = (even & 0x0f0f0f0fu) | (odd << 4 & 0xf0f0f0f0u);
 }
 
+// Signed numbers, of which the nearest that there is a code for is taken.
+__device__ inline void pack_saturated(const int (&code)[8], u32 (&words)[2]) {
+#pragma unroll
+  for (int w = 0; w < 2; ++w) {
+    const u32 high = ptx::pack_saturated_s8(code[4 * w + 3], code[4 * w + 2], 0);
+    words[w] = ptx::pack_saturated_s8(code[4 * w + 1], code[4 * w], high);
+  }
+}
+
+__device__ inline void pack_saturated(const int (&code)[8], u32 (&words)[1]) {
+  u32 word = 0;
+#pragma unroll
+  for (int i = 6; i >= 0; i -= 2) word = ptx::pack_saturated_s4(code[i + 1], code[i], word);
+  words[0] = word;
+}
+
 // The signs of eight floats in the places of the signs of eight codes; other bits are any.
 __device__ inline void pack_signs(const u32 (&bits)[8], u32 (&words)[2]) {
 #pragma unroll
   for (int w = 0; w < 2; ++w) {
-    const u32 low = ptx::permute(bits[4 * w], bits[4 * w + 1], 0x0073);
-    const u32 high = ptx::permute(bits[4 * w + 2], bits[4 * w + 3], 0x0073);
-    words[w] = ptx::permute(low, high, 0x5410);
+    words[w] = high_bytes(bits[4 * w], bits[4 * w + 1], bits[4 * w + 2], bits[4 * w + 3]);
   }
 }
 
 __device__ inline void pack_signs(const u32 (&bits)[8], u32 (&words)[1]) {
-  u32 word = 0;
-#pragma unroll
-  for (int i = 7; i >= 0; --i) word = word << 4 | bits[i] >> 28;
-  words[0] = word;
+  const u32 even = high_bytes(bits[0], bits[2], bits[4], bits[6]);
+  const u32 odd = high_bytes(bits[1], bits[3], bits[5], bits[7]);
+  words[0] = ptx::select(0x0f0f0f0fu, even >> 4, odd);
 }
 
 // Leaves the first `count` codes and makes the others 0.

@@ -31,15 +31,18 @@ struct EncodeInt {
     pack_codes(code, words);
   }
 
-  // Codes around a zero point, which is a whole number.
+  // Codes around a zero point, which is a whole number. kBounded: magnitudes are below 1024.
+  template <bool kBounded>
   static __device__ void encode(const float (&v)[8], float zero, u32 (&words)[kBits / 4]) {
-    u32 code[8];
+    // The sum's lowest bits count from those of kRound.
+    const int shift = int(zero) - int(ptx::f32_to_bits(kRound));
+    int code[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const float whole = round(ptx::min_f32(ptx::max_f32(v[i], -1024.f), 1024.f));
-      code[i] = rounded(ptx::min_f32(ptx::max_f32(ptx::add_rn(whole, zero), kMin), kMax));
+      const float near = kBounded ? v[i] : ptx::min_f32(ptx::max_f32(v[i], -1024.f), 1024.f);
+      code[i] = int(rounded(near)) + shift;
     }
-    pack_codes(code, words);
+    pack_saturated(code, words);
   }
 
   // To the nearest whole number, of magnitudes below 2^22.

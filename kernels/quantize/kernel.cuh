@@ -18,6 +18,7 @@
 #include <humming/contracts.cuh>
 #include <humming/ptx/grid.cuh>
 #include <humming/quantize/codes.cuh>
+#include <humming/quantize/extremes.cuh>
 #include <humming/quantize/params.cuh>
 #include <humming/quantize/scale.cuh>
 #include <humming/quantize/source.cuh>
@@ -25,49 +26,6 @@
 namespace humming {
 
 enum class ScaleOf { kItem, kLanes, kStatic };
-
-// What is known of the values under one scale. Magnitudes are compared as bits: infinity and NaN
-// are above all numbers there.
-template <bool kSymmetric>
-struct Extremes {
-  u32 magnitude;
-  float low, high;
-
-  static __device__ Extremes none() { return {0, 0.f, 0.f}; }
-
-  template <class Chunk>
-  __device__ void take(const Chunk& chunk) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float value = chunk[i];
-      raise(ptx::f32_to_bits(value) & 0x7fffffffu);
-      if constexpr (!kSymmetric) low = ptx::min_f32(low, value), high = ptx::max_f32(high, value);
-    }
-  }
-  __device__ void take(const Extremes& other) {
-    raise(other.magnitude);
-    if constexpr (!kSymmetric) {
-      low = ptx::min_f32(low, other.low), high = ptx::max_f32(high, other.high);
-    }
-  }
-  // Of the kLanes neighbouring lanes, each of which gets the result.
-  template <int kLanes>
-  __device__ void combine() {
-#pragma unroll
-    for (int step = 1; step < kLanes; step *= 2) {
-      Extremes other = none();
-      other.magnitude = __shfl_xor_sync(0xffffffffu, magnitude, step);
-      if constexpr (!kSymmetric) {
-        other.low = __shfl_xor_sync(0xffffffffu, low, step);
-        other.high = __shfl_xor_sync(0xffffffffu, high, step);
-      }
-      take(other);
-    }
-  }
-
- private:
-  __device__ void raise(u32 other) { magnitude = magnitude < other ? other : magnitude; }
-};
 
 // A scale, and how values become codes under it.
 template <class C>
@@ -133,7 +91,7 @@ struct Quantizer {
     if constexpr (C::kSymmetric) {
       Encoder::template encode<!kStatic && Scale::kBounds, kStatic>(v, words);
     } else {
-      Encoder::encode(v, zero, words);
+      Encoder::template encode<!kStatic && Scale::kBounds>(v, zero, words);
     }
     if constexpr (!kStatic) {
 #pragma unroll
@@ -153,7 +111,11 @@ struct QuantizeKernel {
   using Input = typename C::Input;
   using Load = Source<Input, C::kFuse>;
   using Chunk = typename Load::Chunk;
-  using Found = Extremes<C::kSymmetric>;
+  static constexpr bool kPairs =
+      C::kPackedMax && C::kFuse == Fuse::kNone && sizeof(typename Input::Storage) == 2;
+  // Whole: of all values that share a scale; Found: of those of one thread.
+  using Whole = Extremes<C::kSymmetric>;
+  using Found = typename IfElse<kPairs, PackedExtremes<Input, C::kSymmetric>, Whole>::Type;
   static constexpr int kBits = C::Encoder::kBits, kWords = kBits / 4;
   static constexpr int kStep = 8 * C::kItemThreads;
   static constexpr int kWarps = C::kItemThreads / 32;
@@ -197,7 +159,7 @@ struct QuantizeKernel {
         Found found = Found::none();
 #pragma unroll
         for (int c = 0; c < C::kChunks; ++c) found.take(chunk[c]);
-        q = whole_item(p, found, row, second);
+        q = whole_item(p, found.whole(), row, second);
       }
 #pragma unroll
       for (int c = 0; c < C::kChunks; ++c) {
@@ -205,10 +167,11 @@ struct QuantizeKernel {
         if constexpr (C::kScaleOf == ScaleOf::kLanes) {
           Found found = Found::none();
           found.take(chunk[c]);
-          found.template combine<C::kGroupLanes>();
-          q = Quantizer<C>::of(found, second);
+          Whole whole = found.whole();
+          whole.template combine<C::kGroupLanes>();
+          q = Quantizer<C>::of(whole, second);
           if (k < readable && thread % C::kGroupLanes == 0) {
-            q.store(p, row, k / (8 * C::kGroupLanes));
+            q.store(p, row, u32(k) / (8u * C::kGroupLanes));
           }
         }
         write(p, q, chunk[c], row, k, writable);
@@ -219,7 +182,7 @@ struct QuantizeKernel {
       for (int k = first; k < readable; k += kStep) {
         found.take(vector ? read<C::kVectors>(p, x, k, readable) : read<false>(p, x, k, readable));
       }
-      const Quantizer<C> q = whole_item(p, found, row, second);
+      const Quantizer<C> q = whole_item(p, found.whole(), row, second);
       for (int k = first; k < writable; k += kStep) {
         write(p, q, vector ? read<C::kVectors>(p, x, k, readable) : read<false>(p, x, k, readable),
               row, k, writable);
@@ -235,14 +198,14 @@ struct QuantizeKernel {
   }
 
   // The scale of all that the threads of an item found; the first of them stores it.
-  static __device__ Quantizer<C> whole_item(const QuantizeParams& p, Found found, int row,
+  static __device__ Quantizer<C> whole_item(const QuantizeParams& p, Whole found, int row,
                                             const float (&second)[2]) {
     found.template combine<32>();
     if constexpr (kWarps > 1) {
-      __shared__ Found of_warp[C::kThreads / 32];
+      __shared__ Whole of_warp[C::kThreads / 32];
       if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = found;
       __syncthreads();
-      const Found* mine = of_warp + threadIdx.x / C::kItemThreads * kWarps;
+      const Whole* mine = of_warp + threadIdx.x / C::kItemThreads * kWarps;
 #pragma unroll
       for (int warp = 0; warp < kWarps; ++warp) found.take(mine[warp]);
     }

@@ -173,6 +173,7 @@ FEATURES = {
     "tensormap_replace": "tensormap.replace.tile.global_address.global.b1024.b64 [%2], %2;",
     "tensor_memory": "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;",
     "bf16_fma": "fma.rn.bf16x2 %0, %1, %1, %1;",
+    "packed_max": "max.NaN.bf16x2 %0, %1, %1;",
     "bf16_arithmetic": "add.bf16x2 %0, %1, %1;",
     "redux_u32": "redux.sync.add.u32 %0, %1, 0xffffffff;",
     "redux_f32": "{ .reg .f32 f; mov.b32 f, %1; redux.sync.min.f32 f, f, -1; mov.b32 %0, f; }",

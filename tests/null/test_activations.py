@@ -263,7 +263,7 @@ def test_more_pieces_than_a_launch_has_are_refused() -> None:
     [
         ("t4", "float8e4m3", "EncodeFloat<4, 3, 126, 127>"),
         ("h200", "float8e4m3", "EncodeE4m3Pairs"),
-        ("h200", "float4e2m1", "EncodeFloat<2, 1, 7, -1>"),
+        ("h200", "float4e2m1", "EncodeE2m1"),
         ("b200", "float4e2m1", "EncodeE2m1Pairs"),
         ("b200", "int8", "EncodeInt<8>"),
     ],
