@@ -14,7 +14,8 @@ from .tensor_maps import TensorMap
 if TYPE_CHECKING:
     from .machine import Machine
 
-_NAN = {16: 0x7FFF, 32: 0x7FFFFFFF, 64: 0x7FFFFFFFFFFFFFFF}
+# Whatever the type, as H200 fill with it.
+_NAN = 0x7FF7
 
 
 class Box:
@@ -24,18 +25,29 @@ class Box:
         tensor: the map, checked.
         at: coordinates of its first element, of either sign.
         lines: the numbers of its rows, where they do not follow each other, of a 2D tensor.
+        written: whether it is written. Then a row ends with the 16 bytes that its last element in
+            the tensor is in, even if the tensor ends before: so it is on H200.
 
     Attributes:
         tensor: the map.
     """
 
-    def __init__(self, tensor: TensorMap, at: tuple[int, ...], lines: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        tensor: TensorMap,
+        at: tuple[int, ...],
+        lines: tuple[int, ...] = (),
+        written: bool = False,
+    ) -> None:
         self.tensor = tensor
         bits, rank = tensor.element.bits, tensor.rank
         self._first = min(max(0, -at[0]), tensor.box[0])
         last = max(self._first, min(tensor.box[0], tensor.dims[0] - at[0]))
-        self._row = slice(self._first * bits // 8, last * bits // 8)
-        self._length = (last - self._first) * bits // 8
+        begin, end = self._first * bits // 8, last * bits // 8
+        if written and last > self._first:
+            end = min(-(-end // PIECE) * PIECE, tensor.box[0] * bits // 8)
+        self._row = slice(begin, end)
+        self._length = end - begin
         steps = tensor.element_strides or (1,) * rank
         rows = math.prod(tensor.counts[1:])
         grid = np.indices(tensor.counts[:0:-1]).reshape(rank - 1, rows)[::-1]
@@ -67,16 +79,13 @@ class Box:
         wide = tensor.box[0] * tensor.element.bits // 8
         data = np.zeros((self._rows, wide), np.uint8)
         if tensor.fill:
-            bits = tensor.element.bits
-            data.view(f"u{bits // 8}")[:] = _NAN[bits] if tensor.dtype != "bfloat16" else 0x7FFF
+            data.view(np.uint16)[:] = _NAN
         poison = np.zeros_like(data)
         for row in self._inside.tolist():
             address = int(self._addresses[row])
             data[row, self._row], shadow = global_bytes(machine, address, self._length)
             if shadow is not None:
                 poison[row, self._row] = shadow
-        if tensor.element.flushes:
-            data = _flushed(data)
         data, bad = _spread(tensor, data), _spread(tensor, poison)
         return data.reshape(-1, PIECE), bad.reshape(-1, PIECE) if bad.any() else None
 
@@ -129,7 +138,7 @@ def _gathered(tensor: TensorMap, rows: Array) -> Array:
     return groups.reshape(len(rows), -1)
 
 
-def _flushed(rows: Array) -> Array:
+def flushed(rows: Array) -> Array:
     """float32 rows with subnormals replaced by zeros."""
     bits = np.ascontiguousarray(rows).view(np.uint32)
     tiny = (bits & np.uint32(0x7F800000)) == 0

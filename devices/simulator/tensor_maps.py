@@ -109,6 +109,11 @@ class TensorMap:
         return OF_TENSOR_MAP[self.swizzle]
 
     @property
+    def needs_sm_100(self) -> bool:
+        """Whether the drivers of older architectures refuse it, as that of an H200 does."""
+        return self.element.bits < 8 or self.swizzle > 3
+
+    @property
     def counts(self) -> tuple[int, ...]:
         """Elements of each dimension that a copy moves."""
         steps = self.element_strides or (1,) * self.rank

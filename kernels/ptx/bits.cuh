@@ -1,4 +1,5 @@
-// Three-input bit operations and byte permutation (PTX ISA 9.7.8.6 "lop3", 9.7.9.7 "prmt").
+// Three-input bit operations and byte permutation (PTX ISA 9.7.8.6 "lop3", 9.7.9.7 "prmt"), and a
+// product and sum that stay with the multipliers.
 #pragma once
 
 namespace humming::ptx {
@@ -22,6 +23,14 @@ __device__ inline unsigned select(unsigned mask, unsigned a, unsigned b) {
 __device__ inline unsigned permute(unsigned a, unsigned b, unsigned selector) {
   unsigned d;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
+  return d;
+}
+
+// The low half of a * b + c (PTX ISA 9.7.1.4 "mad"). For a power of two the compiler would shift, at
+// half the rate.
+__device__ inline unsigned mad(unsigned a, unsigned b, unsigned c) {
+  unsigned d;
+  asm("mad.lo.u32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
   return d;
 }
 

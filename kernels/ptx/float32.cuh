@@ -18,10 +18,16 @@ __device__ inline float add_rn(float a, float b) {
   return d;
 }
 
-// The sum, between 0 and 1; 0 if it is NaN (PTX ISA 9.7.3.5 "add.sat").
-__device__ inline float add_sat(float a, float b) {
+// Between 0 and 1; 0 if it is NaN (PTX ISA 9.7.3.7 "mul.sat" and 9.7.3.8 "fma.sat").
+__device__ inline float mul_sat(float a, float b) {
   float d;
-  asm("add.rn.sat.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b));
+  asm("mul.rn.sat.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b));
+  return d;
+}
+
+__device__ inline float fma_sat(float a, float b, float c) {
+  float d;
+  asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
 

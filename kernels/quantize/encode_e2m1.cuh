@@ -28,7 +28,7 @@ struct EncodeE2m1 {
 #pragma unroll
     for (int i = 7; i >= 0; --i) {
       bits[i] = ptx::f32_to_bits(v[i]);
-      word = word * 16u + magnitude(ptx::bits_to_f32(bits[i] & 0x7fffffffu));
+      word = ptx::mad(word, 16u, magnitude(ptx::bits_to_f32(bits[i] & 0x7fffffffu)));
     }
     // What the bits of 2^23 left: kOne (1 + 16), for higher powers of 16 are beyond the word.
     word -= ptx::f32_to_bits(kOne) * 17u;
@@ -41,10 +41,9 @@ struct EncodeE2m1 {
 
   // The code, above the bits of kOne.
   static __device__ u32 magnitude(float size) {
-    const float half = ptx::mul_rn(size, 0.5f);
-    float sum = ptx::fma_rn(ptx::add_sat(half, 0.f), 4.f, kOne);
-    sum = ptx::fma_rn(ptx::add_sat(half, -1.f), 2.f, sum);
-    return ptx::f32_to_bits(ptx::add_rn(ptx::add_sat(half, -2.f), sum));
+    float sum = ptx::fma_rn(ptx::mul_sat(size, 0.5f), 4.f, kOne);
+    sum = ptx::fma_rn(ptx::fma_sat(size, 0.5f, -1.f), 2.f, sum);
+    return ptx::f32_to_bits(ptx::add_rn(ptx::fma_sat(size, 0.5f, -2.f), sum));
   }
 };
 

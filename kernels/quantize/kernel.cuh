@@ -65,7 +65,7 @@ struct Quantizer {
     }
     if (found.magnitude == 0) q.stored = Scale::one();
     if constexpr (C::kSecondScale) {
-      const float both = ptx::mul_rn(Scale::value(q.stored), second[0]);
+      const float both = ptx::mul_rn(Scale::number(q.stored), second[0]);
       q.factor = ptx::rcp_rn(ptx::max_f32(both, ptx::bits_to_f32(0x00800000u)));
     } else {
       q.factor = Scale::reciprocal(q.stored);
@@ -99,8 +99,8 @@ struct Quantizer {
     }
   }
 
-  __device__ void store(const QuantizeParams& p, int row, int group) const {
-    const i64 at = i64(row) * p.groups + group;
+  // at: which of all scales it is.
+  __device__ void store(const QuantizeParams& p, i64 at) const {
     static_cast<Stored*>(p.scales)[at] = stored;
     if constexpr (!C::kSymmetric) static_cast<signed char*>(p.zeros)[at] = (signed char)(int(zero));
   }
@@ -119,6 +119,7 @@ struct QuantizeKernel {
   static constexpr int kBits = C::Encoder::kBits, kWords = kBits / 4;
   static constexpr int kStep = 8 * C::kItemThreads;
   static constexpr int kWarps = C::kItemThreads / 32;
+  static constexpr bool kPerLanes = C::kScaleOf == ScaleOf::kLanes;
   static_assert(Encode<typename C::Encoder>, "slot encode: does not turn 8 floats into codes");
   static_assert(C::kThreads % C::kItemThreads == 0 && C::kItemThreads % 32 == 0,
                 "warps share no row");
@@ -137,6 +138,7 @@ struct QuantizeKernel {
       if (p.second_scale != nullptr) second[0] = *p.second_scale;
       second[1] = ptx::rcp_rn(ptx::mul_rn(C::Encoder::kMax, second[0]));
     }
+    u8* const codes = static_cast<u8*>(p.codes) + i64(row) * p.codes_stride + bytes_of(first);
     const bool vector = C::kVectors && p.aligned != 0 && p.k % 8 == 0;
 
     if constexpr (C::kResident) {
@@ -153,29 +155,27 @@ struct QuantizeKernel {
         }
       }
       if constexpr (C::kDependentLaunch) ptx::griddepcontrol_launch_dependents();
-      Quantizer<C> q;
-      if constexpr (C::kScaleOf == ScaleOf::kStatic) q = Quantizer<C>::known(p);
+      Quantizer<C> q[C::kChunks];
+      if constexpr (C::kScaleOf == ScaleOf::kStatic) q[0] = Quantizer<C>::known(p);
       if constexpr (C::kScaleOf == ScaleOf::kItem) {
         Found found = Found::none();
 #pragma unroll
         for (int c = 0; c < C::kChunks; ++c) found.take(chunk[c]);
-        q = whole_item(p, found.whole(), row, second);
+        q[0] = whole_item(p, found.whole(), row, second);
       }
 #pragma unroll
       for (int c = 0; c < C::kChunks; ++c) {
-        const int k = first + c * kStep;
-        if constexpr (C::kScaleOf == ScaleOf::kLanes) {
+        if constexpr (kPerLanes) {
           Found found = Found::none();
           found.take(chunk[c]);
           Whole whole = found.whole();
           whole.template combine<C::kGroupLanes>();
-          q = Quantizer<C>::of(whole, second);
-          if (k < readable && thread % C::kGroupLanes == 0) {
-            q.store(p, row, u32(k) / (8u * C::kGroupLanes));
-          }
+          q[c] = Quantizer<C>::of(whole, second);
         }
-        write(p, q, chunk[c], row, k, writable);
+        write(p, q[kPerLanes ? c : 0], chunk[c], codes + bytes_of(c * kStep), first + c * kStep,
+              writable);
       }
+      if constexpr (kPerLanes) store_scales(p, q, row, first, readable);
     } else {
       static_assert(C::kScaleOf == ScaleOf::kItem, "other scales need no second look");
       Found found = Found::none();
@@ -185,7 +185,7 @@ struct QuantizeKernel {
       const Quantizer<C> q = whole_item(p, found.whole(), row, second);
       for (int k = first; k < writable; k += kStep) {
         write(p, q, vector ? read<C::kVectors>(p, x, k, readable) : read<false>(p, x, k, readable),
-              row, k, writable);
+              codes + bytes_of(k - first), k, writable);
       }
     }
   }
@@ -210,29 +210,45 @@ struct QuantizeKernel {
       for (int warp = 0; warp < kWarps; ++warp) found.take(mine[warp]);
     }
     const Quantizer<C> q = Quantizer<C>::of(found, second);
-    if (row < p.m && threadIdx.x % C::kItemThreads == 0) q.store(p, row, blockIdx.y);
+    if (row < p.m && threadIdx.x % C::kItemThreads == 0) {
+      q.store(p, i64(row) * p.groups + blockIdx.y);
+    }
     return q;
   }
 
+  // Those of the groups that begin with a lane. All at once, for each branch costs instructions.
+  static __device__ void store_scales(const QuantizeParams& p, const Quantizer<C> (&q)[C::kChunks],
+                                      int row, int first, int readable) {
+    constexpr int kGroup = 8 * C::kGroupLanes;
+    static_assert(kStep % kGroup == 0, "a step has whole groups");
+    if (threadIdx.x % C::kGroupLanes != 0) return;
+    const i64 at = i64(row) * p.groups + int(u32(first) / kGroup);
+#pragma unroll
+    for (int c = 0; c < C::kChunks; ++c) {
+      if (first + c * kStep < readable) q[c].store(p, at + c * (kStep / kGroup));
+    }
+  }
+
+  static constexpr __device__ int bytes_of(int codes) { return int(u32(codes) * kBits / 8); }
+
+  // The codes from k on, to where they lie; those from `writable` on are not written.
   static __device__ void write(const QuantizeParams& p, const Quantizer<C>& q, const Chunk& chunk,
-                               int row, int k, int writable) {
-    if (k >= writable) return;
+                               u8* to, int k, int writable) {
     u32 words[kWords];
     q.encode(chunk, words);
     // Elsewhere the code of 0 is 0.
     if constexpr (!C::kSymmetric || C::kScaleOf == ScaleOf::kStatic) {
       if (k + 8 > p.k) keep_codes<kBits>(p.k - k, words);
     }
-    u8* to = static_cast<u8*>(p.codes) + i64(row) * p.codes_stride + i64(k) * kBits / 8;
     struct alignas(kBits) Packed {
       u32 word[kWords];
     };
-    if (C::kVectors || (k + 8 <= writable && k % 8 == 0)) {
+    if (k + 8 <= writable && (C::kVectors || k % 8 == 0)) {
       Packed packed;
 #pragma unroll
       for (int w = 0; w < kWords; ++w) packed.word[w] = words[w];
       *reinterpret_cast<Packed*>(to) = packed;
-    } else {
+    } else if constexpr (!C::kVectors) {
 #pragma unroll
       for (int b = 0; b < kBits; ++b) {
         if (8 * b < (writable - k) * kBits) to[b] = u8(words[b / 4] >> (b % 4 * 8));

@@ -69,6 +69,10 @@ struct ScaleE4m3 {
   static __device__ Storage one() { return 0x38; }
   static __device__ Storage nan() { return 0x7f; }
   static __device__ float value(Storage code) { return E4m3::to_float(code); }
+  // Of a code that `of` made of a number: see `E4m3::to_float`.
+  static __device__ float number(Storage code) {
+    return ptx::mul_rn(ptx::bits_to_f32(u32(code) << 20), ptx::bits_to_f32(0x7b800000u));
+  }
 
   // Of a magnitude above 0 at least the smallest number.
   template <int kMaxExponent>

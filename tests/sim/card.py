@@ -262,7 +262,8 @@ class Card:
                 driver.CUtensorMapSwizzle(swizzle),
                 driver.CUtensorMapL2promotion(promotion),
                 driver.CUtensorMapFloatOOBfill(fill),
-            )
+            ),
+            assembled=False,
         )
         return ctypes.string_at(encoded.getPtr(), tensor_maps.BYTES)
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from humming.errors import HummingError
 
-from .. import reductions
-from ..boxes import Box, shared_pieces
+from .. import availability, reductions
+from ..boxes import Box, flushed, shared_pieces
 from ..bulk import Arrivals, BulkGroups, Outgoing, deliver_pieces
 from ..decoder import Decoder, Step, instruction
 from ..errors import (
@@ -40,6 +40,7 @@ from ..ranges import (
     threads_of,
     undefined_in,
 )
+from ..shared_memory import PIECE
 from ..tensor_maps import ALIGN, BYTES, TensorMap, decode
 from .bulk_copy import MBARRIER, Targets, reader, take_hint, take_masked
 
@@ -119,14 +120,14 @@ class _Tensor:
         self._machine = d.machine
         self._map = reader(d.address(Address(operand.base, operand.offset)), "the tensor map")
         items = d.items(operand.extra[0])
-        self._rank, self._rows = len(items), rows
+        self._rank, self._rows, self._target = len(items), rows, d.arch
         if rows and len(items) != 1 + _ROWS:
             d.refuse("four rows are named by a column and the numbers of four rows")
         self._at = [reader(d.source(item, "s32"), "a coordinate") for item in items]
         self._known: dict[bytes, TensorMap] = {}
 
-    def bind(self, group: Group) -> Callable[[int, Thread], Box]:
-        """A function (row in the group, thread) -> the box."""
+    def bind(self, group: Group, written: bool = False) -> Callable[[int, Thread], Box]:
+        """A function (row in the group, thread) -> the box, which may be `written`."""
         machine = self._machine
         address, at = self._map(group), [each(group) for each in self._at]
 
@@ -138,17 +139,19 @@ class _Tensor:
                     tensor = decode(data)
                     tensor.check()
                     self._known[data] = tensor
-                _require_simulated(tensor, 2 if self._rows else self._rank)
+                _require_simulated(tensor, 2 if self._rows else self._rank, self._target)
                 if self._rows:
                     tensor = _of_rows(tensor)
             except HummingError as error:
                 raise failure(UndefinedBehaviorError, str(error), thread) from error
             coordinates = tuple(each(row, thread) for each in at)
-            if coordinates[0] * tensor.element.bits % 8:
-                raise failure(AlignmentError, "the box begins inside of a byte", thread)
+            start = coordinates[0] * tensor.element.bits
+            if start % (8 * PIECE):  # H200 take it for an illegal instruction
+                told = f"the box begins {start / 8:g} bytes into the rows of the tensor"
+                raise failure(AlignmentError, f"{told}, which is no multiple of {PIECE}", thread)
             if self._rows:
-                return Box(tensor, (coordinates[0], 0), coordinates[1:])
-            return Box(tensor, coordinates)
+                return Box(tensor, (coordinates[0], 0), coordinates[1:], written)
+            return Box(tensor, coordinates, written=written)
 
         return box
 
@@ -162,9 +165,11 @@ def _of_rows(tensor: TensorMap) -> TensorMap:
     return replace(tensor, box=(tensor.box[0], _ROWS))
 
 
-def _require_simulated(tensor: TensorMap, rank: int) -> None:
+def _require_simulated(tensor: TensorMap, rank: int, target: str) -> None:
     if tensor.rank != rank:
         raise HummingError(f"a tensor map of {tensor.rank} dimensions with {rank} coordinates")
+    if tensor.needs_sm_100 and availability.number_of(target) < 100:
+        raise HummingError(f"sm_{target} has no such tensor maps as {tensor}: they need sm_100")
     if tensor.dtype.startswith("tfloat32"):
         raise HummingError("the rounding of tensor maps of type tfloat32 is not simulated")
     if tensor.swizzle and tensor.row_bytes != tensor.swizzling.span_bytes:
@@ -260,7 +265,7 @@ def _store(d: Decoder, operation: str, scatters: bool = False) -> Step:
     groups = part_of(machine, BulkGroups)
 
     def step(group: Group) -> None:
-        sources, boxes = address(group), tensors.bind(group)
+        sources, boxes = address(group), tensors.bind(group, written=True)
         for row, thread in threads_of(group):
             box, start = boxes(row, thread), sources(row, thread)
             box.check(machine, thread, True)
@@ -303,7 +308,9 @@ def _outgoing(
         if operation and rows.size:
             old = np.ascontiguousarray(box.current(machine)).reshape(-1)
             flat = np.ascontiguousarray(rows).reshape(-1)
-            rows = reductions.reduced(operation, kind, old, flat).reshape(rows.shape)
+            tidy = flushed if box.tensor.element.flushes else np.asarray
+            rows = tidy(reductions.reduced(operation, kind, tidy(old), tidy(flat)))
+            rows = rows.reshape(taken[0].shape)
         box.store(machine, rows)
 
     return Outgoing(thread, pc, pieces, read, write)
