@@ -145,8 +145,12 @@ class _Tensor:
             except HummingError as error:
                 raise failure(UndefinedBehaviorError, str(error), thread) from error
             coordinates = tuple(each(row, thread) for each in at)
+            # H200 take both of these for illegal instructions.
+            if written and min(coordinates) < 0:
+                told = f"a box is written at {coordinates}, before the tensor begins"
+                raise failure(UndefinedBehaviorError, told, thread)
             start = coordinates[0] * tensor.element.bits
-            if start % (8 * PIECE):  # H200 take it for an illegal instruction
+            if start % (8 * PIECE):
                 told = f"the box begins {start / 8:g} bytes into the rows of the tensor"
                 raise failure(AlignmentError, f"{told}, which is no multiple of {PIECE}", thread)
             if self._rows:
