@@ -26,6 +26,14 @@ PUT_TOGETHER = {
         "test_opcodes.py",
         '("mxf8f6f4.block_scale", 32',
     ),
+    **{
+        f"mma.sp::ordered_metadata.sync.aligned.{form}": ("test_sparse_mma.py", f"{{SPARSE}}.{form}")
+        for form in (
+            *(f"kind::{kind}" for kind in ("mxf8f6f4", "mxf4", "mxf4nvf4")),
+            "m16n8k64.row.col.kind::mxf8f6f4",
+            *(f"m16n8k128.row.col.kind::{kind}" for kind in ("mxf4", "mxf4nvf4")),
+        )
+    },
     "tcgen05.mma.ws": ("test_tcgen05.py", 'op=".ws"'),
     **{
         f"{name}{count}": ("test_integer.py", f'"{name}"')

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensor_kernels as tk
+from test_block_scale import container, fragments, scale_registers
 from test_matrix import WIDTH, a_registers, b_registers, c_positions, random_codes
 
 # Pairs of units of a chunk that metadata can name: increasing ones, and all.
@@ -297,3 +299,79 @@ def test_what_an_undefined_element_reaches(run_ptx: Callable[..., Any]) -> None:
     run_ptx(column.replace("LIMIT", "3"), {"out": out}, target="sm_90a")
     with pytest.raises(Exception, match="undefined"):
         run_ptx(column.replace("LIMIT", "4"), {"out": out}, target="sm_90a")
+
+
+# -- narrow types and block scales ----------------------------------------------------------------
+
+FORMATS = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")
+
+
+def narrow_operands(
+    rng: Any, k: int, a: str, b: str, bits: int
+) -> tuple[tuple[list[np.ndarray], list[np.ndarray]], np.ndarray, np.ndarray]:
+    """(registers of A and B, values of what A keeps [16, K / 2], of B [K, 8])."""
+    a_codes, a_values = tk.random_codes(rng, (16, k // 2), a)
+    b_codes, b_values = tk.random_codes(rng, (8, k), b)
+    if bits == 8:
+        a_codes, b_codes = container(a_codes, a), container(b_codes, b)
+    return (fragments(a_codes, bits), fragments(b_codes, bits)), a_values, b_values.T
+
+
+@pytest.mark.parametrize("b", FORMATS)
+@pytest.mark.parametrize("a", FORMATS)
+def test_sparse_f8f6f4(evaluate: Callable[..., Any], rng: Any, a: str, b: str) -> None:
+    (left, right), a_values, b_values = narrow_operands(rng, 64, a, b, 8)
+    nibbles, columns = chunks(rng, 64, 8, INCREASING)
+    c, c_regs = c_operand(rng, "f32")
+    opcode = f"mma.sp::ordered_metadata.sync.aligned.m16n8k64.row.col.kind::f8f6f4.f32.{a}.{b}.f32"
+    meta = metadata(rng, nibbles, 8, 0)
+    found = multiply(evaluate, opcode, (left, right, c_regs), meta, 0, target="sm_120a")
+    check(found, expanded(a_values, columns) @ b_values + c, "f32")
+
+
+SPARSE = "mma.sp::ordered_metadata.sync.aligned"
+SCALED = [
+    # opcode, K, types of A, B and scales, scales of a row
+    *((f"{SPARSE}.kind::mxf8f6f4.block_scale.m16n8k64.row.col", 64, a, "e4m3", "ue8m0", 1)
+      for a in FORMATS),
+    (f"{SPARSE}.m16n8k64.row.col.kind::mxf8f6f4.block_scale", 64, "e5m2", "e2m1", "ue8m0", 1),
+    (f"{SPARSE}.m16n8k128.row.col.kind::mxf4.block_scale", 128, "e2m1", "e2m1", "ue8m0", 2),
+    (f"{SPARSE}.kind::mxf4.block_scale.m16n8k128.row.col", 128, "e2m1", "e2m1", "ue8m0", 2),
+    *((f"{SPARSE}.m16n8k128.row.col.kind::mxf4nvf4.block_scale.scale_vec::{n}X",
+       128, "e2m1", "e2m1", s, n) for n, s in ((2, "ue8m0"), (4, "ue8m0"), (4, "ue4m3"))),
+    (f"{SPARSE}.kind::mxf4nvf4.block_scale.scale_vec::4X.m16n8k128.row.col",
+     128, "e2m1", "e2m1", "ue4m3", 4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("opcode", "k", "a", "b", "scale", "count"), SCALED)
+def test_sparse_block_scales(
+    evaluate: Callable[..., Any],
+    rng: Any,
+    opcode: str,
+    k: int,
+    a: str,
+    b: str,
+    scale: str,
+    count: int,
+) -> None:
+    """9.7.14.3: A has M x count scales and B count x N, each for K / count columns."""
+    bits = 4 if k == 128 else 8
+    (left, right), a_values, b_values = narrow_operands(rng, k, a, b, bits)
+    nibbles, columns = chunks(rng, k, bits, INCREASING)
+    low, high = (110, 140) if scale == "ue8m0" else (0, 127)
+    scales = rng.integers(low, high, (16, count)), rng.integers(low, high, (8, count))
+    table = tk.table(scale)
+    dense = expanded(a_values, columns) * np.repeat(table[scales[0]], k // count, axis=1)
+    exact = dense @ (b_values * np.repeat(table[scales[1]], k // count, axis=1).T)
+    ids = (4 - count, 1, 0, 2) if count < 4 else (0, 1, 0, 2)
+    registers = [*left, *right, *[np.zeros(32, np.uint32)] * 4]
+    registers += [metadata(rng, nibbles, bits, 0), *scale_registers(rng, scales, ids)]
+    groups = ("%a0, %a1, %a2, %a3", "%a4, %a5, %a6, %a7", "%a8, %a9, %a10, %a11")
+    body = f"{opcode}.f32.{a}.{b}.f32.{scale} {{%d0, %d1, %d2, %d3}}, "
+    body += ", ".join(f"{{{group}}}" for group in groups)
+    body += f", %a12, 0, %a13, {{{ids[0]}, {ids[1]}}}, %a14, {{{ids[2]}, {ids[3]}}};"
+    found = evaluate(body, registers, [np.float32] * 4, target="sm_120a")
+    for i in range(4):
+        want = exact[c_positions(16, i)].astype(np.float32)
+        assert np.allclose(found[i], want, rtol=2**-22, atol=0)
