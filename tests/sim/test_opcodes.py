@@ -27,7 +27,10 @@ PUT_TOGETHER = {
         '("mxf8f6f4.block_scale", 32',
     ),
     **{
-        f"mma.sp::ordered_metadata.sync.aligned.{form}": ("test_sparse_mma.py", f"{{SPARSE}}.{form}")
+        f"mma.sp::ordered_metadata.sync.aligned.{form}": (
+            "test_sparse_mma.py",
+            f"{{SPARSE}}.{form}",
+        )
         for form in (
             *(f"kind::{kind}" for kind in ("mxf8f6f4", "mxf4", "mxf4nvf4")),
             "m16n8k64.row.col.kind::mxf8f6f4",
@@ -53,7 +56,6 @@ REFUSED = {
     "ppu.ldmatrix": "not known",
     "tcgen05.mma.sp": "",
     "tcgen05.mma.ws.sp": "",
-    "wgmma.mma_async.sp": "",
 }
 # These only say what a test shows; they launch nothing.
 _NO_LAUNCHES = ("test_forms.py", "test_conformance.py", "conformance.py", "test_opcodes.py")

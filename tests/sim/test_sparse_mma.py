@@ -375,3 +375,11 @@ def test_sparse_block_scales(
     for i in range(4):
         want = exact[c_positions(16, i)].astype(np.float32)
         assert np.allclose(found[i], want, rtol=2**-22, atol=0)
+
+
+def test_selectors_that_the_assembler_lets_pass(evaluate: Callable[..., Any]) -> None:
+    """It takes 2 and 3 for this shape; 9.7.14.6.1 has no meaning for them."""
+    zeros = [np.zeros(32, np.uint32)] * 4
+    meta = np.full(32, 0x44444444, np.uint32)
+    with pytest.raises(Exception, match="sparsity selector is a constant, .* one of 0, 1"):
+        multiply(evaluate, f"mma.sp.{HALF}", (zeros, zeros, zeros), meta, 2)
