@@ -381,5 +381,5 @@ def test_selectors_that_the_assembler_lets_pass(evaluate: Callable[..., Any]) ->
     """It takes 2 and 3 for this shape; 9.7.14.6.1 has no meaning for them."""
     zeros = [np.zeros(32, np.uint32)] * 4
     meta = np.full(32, 0x44444444, np.uint32)
-    with pytest.raises(Exception, match="sparsity selector is a constant, .* one of 0, 1"):
+    with pytest.raises(Exception, match="one of 0, 1"):
         multiply(evaluate, f"mma.sp.{HALF}", (zeros, zeros, zeros), meta, 2)
