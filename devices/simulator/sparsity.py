@@ -16,9 +16,10 @@ selector f says in which, if there is a choice:
     32              2 f, 2 f + 1   the same, t & 1 along K         row g + 8 (t & 1)
     64              0-3; f = 0                                     row g + 8 (t & 1), t >> 1 along K
 
-The ISA draws this. What is known without its pictures: 32 bits for 16-bit elements and 64 bits, by
-programs that ran (LLVM's integration test of `nvgpu.mma.sp.sync`, CUTLASS's order of metadata). The
-other shapes have half of that K, and the lanes that the ISA says contribute to them.
+The ISA draws this. The same says what ptxas makes of it: where a target needs increasing numbers
+(`mma.sp` of 16 and 8 bits for sm_120), code that sorts those of each lane's own chunks, swaps the
+elements with them, and puts the metadata together again; for sm_90, products of e4m3 by those
+of f16, and of s4 by those of s8 with the same metadata. CUTLASS orders that of tf32 as of f16.
 """
 
 from dataclasses import dataclass

@@ -252,11 +252,9 @@ class Card:
         kind, rank, address, dims, strides, box, steps, *modes, corners = arguments
         interleave, swizzle, promotion, fill = modes
         wide, narrow = driver.cuuint64_t, driver.cuuint32_t
-        counts = [narrow(b) for b in box]
+        shape: list[Any] = [[narrow(b) for b in box]]
         if corners:
-            shape = [[c for c, _ in corners], [c for _, c in corners], *counts]
-        else:
-            shape = [counts]
+            shape = [[c for c, _ in corners], [c for _, c in corners], *shape[0]]
         make = driver.cuTensorMapEncodeIm2col if corners else driver.cuTensorMapEncodeTiled
         encoded = self._ok(
             make(
