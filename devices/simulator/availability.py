@@ -98,8 +98,8 @@ mma         kind::f8f6f4 FP6_4                                          consumer
 mma         kind::mxf8f6f4|kind::mxf4|kind::mxf4nvf4                    consumer
 mma.sp      _                                                           80
 mma.sp::ordered_metadata _                                              80
-mma.sp      f16 FP8                                                     consumer
-mma.sp      kind::mxf4|kind::mxf4nvf4                                   consumer_a
+mma.sp::ordered_metadata f16 FP8                                        consumer
+mma.sp::ordered_metadata kind::mxf4|kind::mxf4nvf4                      consumer_a
 wmma        bf16                                                        80
 wgmma       _                                                           hopper
 tcgen05     _                                                           datacenter

@@ -25,6 +25,7 @@ class Box:
         tensor: the map, checked.
         at: coordinates of its first element, of either sign.
         lines: the numbers of its rows, where they do not follow each other, of a 2D tensor.
+        offsets: of the mode im2col, what is added to W, H and D.
         written: whether it is written. Then a row ends with the 16 bytes that its last element in
             the tensor is in, even if the tensor ends before: so it is on H200.
 
@@ -37,10 +38,11 @@ class Box:
         tensor: TensorMap,
         at: tuple[int, ...],
         lines: tuple[int, ...] = (),
+        offsets: tuple[int, ...] = (),
         written: bool = False,
     ) -> None:
         self.tensor = tensor
-        bits, rank = tensor.element.bits, tensor.rank
+        bits = tensor.element.bits
         self._first = min(max(0, -at[0]), tensor.box[0])
         last = max(self._first, min(tensor.box[0], tensor.dims[0] - at[0]))
         begin, end = self._first * bits // 8, last * bits // 8
@@ -48,17 +50,16 @@ class Box:
             end = min(-(-end // PIECE) * PIECE, tensor.box[0] * bits // 8)
         self._row = slice(begin, end)
         self._length = end - begin
-        steps = tensor.element_strides or (1,) * rank
-        rows = math.prod(tensor.counts[1:])
-        grid = np.indices(tensor.counts[:0:-1]).reshape(rank - 1, rows)[::-1]
+        if lines:
+            places = np.array([lines], np.int64)
+        else:
+            places = _pixels(tensor, at, offsets) if tensor.corners else _traversed(tensor, at)
+        rows = places.shape[1]
         inside = np.ones(rows, np.bool_)
         addresses = np.full(rows, tensor.address + (at[0] + self._first) * bits // 8, np.int64)
-        for place in range(1, rank):
-            where = at[place] + grid[place - 1] * steps[place]
-            if lines:
-                where = np.array(lines, np.int64)
-            inside &= (where >= 0) & (where < tensor.dims[place])
-            addresses += where * tensor.strides[place - 1]
+        for where, size, stride in zip(places, tensor.dims[1:], tensor.strides, strict=True):
+            inside &= (where >= 0) & (where < size)
+            addresses += where * stride
         self._inside: Array = np.flatnonzero(inside) if self._length else np.zeros(0, np.int64)
         self._addresses: Array = addresses
         self._rows = rows
@@ -105,6 +106,39 @@ class Box:
         rows = self._inside.tolist()
         found = [global_bytes(machine, int(self._addresses[r]), self._length)[0] for r in rows]
         return np.stack(found) if found else np.zeros((0, self._length), np.uint8)
+
+
+def _traversed(tensor: TensorMap, at: tuple[int, ...]) -> Array:
+    """Coordinates behind the first one of the rows of a box: [rank - 1, rows]."""
+    steps = tensor.element_strides or (1,) * tensor.rank
+    rows = math.prod(tensor.counts[1:])
+    grid = np.indices(tensor.counts[:0:-1]).reshape(tensor.rank - 1, rows)[::-1]
+    start, step = (np.array(values[1:], np.int64)[:, None] for values in (at, steps))
+    found: Array = start + grid * step
+    return found
+
+
+def _pixels(tensor: TensorMap, at: tuple[int, ...], offsets: tuple[int, ...]) -> Array:
+    """The same of the pixels of a column.
+
+    The base goes along W, then H, D and N, in W, H and D through the bounding box in the steps of
+    the traversal; the offsets are added to it.
+    """
+    box = tensor.bounding_box
+    steps = tensor.element_strides or (1,) * tensor.rank
+    base = list(at[1:])
+    found = np.empty((tensor.rank - 1, tensor.box[1]), np.int64)
+    for pixel in range(tensor.box[1]):
+        found[:, pixel] = base
+        for place, (first, last) in enumerate(box):
+            base[place] += steps[place + 1]
+            if base[place] <= last:
+                break
+            base[place] = first
+        else:
+            base[-1] += 1
+    found[:-1] += np.array(offsets)[:, None]
+    return found
 
 
 def shared_pieces(tensor: TensorMap, offset: int, window: int) -> Array:

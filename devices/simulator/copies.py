@@ -17,7 +17,7 @@ class Copies:
         opcode: what the instructions begin with whose registers are watched.
 
     Attributes:
-        watched: registers of their first two operands, and those that they are copied from.
+        watched: registers of D, of A and of metadata, and those that they are copied from.
         constants: of each register.
     """
 
@@ -32,7 +32,8 @@ class Copies:
             if instruction.opcode.startswith("mov."):
                 self._note_copy(instruction)
             elif instruction.opcode.startswith(opcode):
-                for operand in instruction.operands[:2]:
+                metadata = instruction.operands[3:4] if ".sp." in instruction.opcode else ()
+                for operand in (*instruction.operands[:2], Vector(metadata)):
                     wanted |= self._names(operand)
         for name in list(wanted):
             wanted |= self._reach(name, self._from)

@@ -1,5 +1,7 @@
 """Tensor maps of the simulator: what `cuTensorMapEncodeTiled` makes for a device's copy engine.
 
+With `corners`, what `cuTensorMapEncodeIm2col` makes.
+
 The 128 bytes that the driver makes are opaque, and so are these: a kernel passes them on, and the
 simulator decodes them where a copy uses them. A host that runs kernels here encodes its maps by
 `TensorMap(...).encode()`, whose rules are those of the driver (CUDA driver API, "Tensor Map Object
@@ -19,7 +21,9 @@ BYTES = 128
 ALIGN = 64
 """Size of a map, and what its address must be a multiple of."""
 _MAGIC = b"hummingT"
-_LAYOUT = "<8sBBBBBBxxQ5I4Q5H5B"
+_LAYOUT = "<8s7BxQ5I4Q5H5B6h"
+_CORNERS = {3: 1 << 15, 4: 1 << 7, 5: 1 << 4}
+"""What corners of bounding boxes must lie below, by the number of dimensions (PTX ISA 5.5.4.1)."""
 _SWIZZLES = len(OF_TENSOR_MAP)
 
 
@@ -81,6 +85,9 @@ class TensorMap:
         swizzle: number that `CUtensorMapSwizzle` has for the mode, 0 to 4.
         interleave: 0; the layouts 1 and 2 are not simulated.
         fill: 0 for zeros where the box lies outside of the tensor, 1 for NaN.
+        corners: of a map of the mode im2col, the lower and the upper corner of the bounding box in
+            each of the dimensions W, H and D that there are. Its `box` is channels per pixel and
+            pixels per column.
     """
 
     dtype: str
@@ -92,6 +99,7 @@ class TensorMap:
     swizzle: int = 0
     interleave: int = 0
     fill: int = 0
+    corners: tuple[tuple[int, int], ...] = ()
 
     @property
     def rank(self) -> int:
@@ -115,10 +123,18 @@ class TensorMap:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Elements of each dimension that a copy moves."""
+        """Elements of each dimension that a copy moves; channels and pixels of im2col."""
+        if self.corners:
+            return self.box
         steps = self.element_strides or (1,) * self.rank
         rest = [math.ceil(b / s) for b, s in zip(self.box[1:], steps[1:], strict=True)]
         return (self.box[0], *rest)
+
+    @property
+    def bounding_box(self) -> list[tuple[int, int]]:
+        """Of im2col: first and last base of a filter in W, H and D (PTX ISA 5.5.4.1)."""
+        sizes = zip(self.corners, self.dims[1:-1], strict=False)
+        return [(lower, size - 1 + upper) for (lower, upper), size in sizes]
 
     @property
     def row_bytes(self) -> int:
@@ -146,7 +162,11 @@ class TensorMap:
         if self.dtype not in _NAMES:
             return [(True, f"elements of type {self.dtype!r}, only {', '.join(_NAMES)}")]
         rank, element = self.rank, self.element
-        sizes = (len(self.strides) + 1, len(self.box), len(self.element_strides) or rank)
+        boxed = len(self.box) + (rank - 2 if self.corners else 0)
+        sizes = (len(self.strides) + 1, boxed, len(self.element_strides) or rank)
+        if self.corners and (not 3 <= rank <= 5 or len(self.corners) != rank - 2):
+            return [(True, f"{rank} dimensions and {len(self.corners)} pairs of corners")]
+        limit = _CORNERS.get(rank, 0)
         if not 1 <= rank <= 5 or set(sizes) != {rank}:
             return [(True, f"{rank} dimensions and {sizes} entries for their attributes")]
         wide = 32 if element.packed[0] else 16
@@ -160,7 +180,20 @@ class TensorMap:
                 any(s % wide or not 0 <= s < 1 << 40 for s in self.strides),
                 f"strides that are no multiples of {wide} below 2^40",
             ),
-            (any(not 1 <= b <= 256 for b in self.box), "a box with dimensions not in 1 to 256"),
+            (
+                not 1 <= self.box[0] <= 256
+                or any(not 1 <= b <= (1024 if self.corners else 256) for b in self.box[1:]),
+                "a box with dimensions not in 1 to 256, or more than 1024 pixels of a column",
+            ),
+            (
+                any(not -limit <= c < limit for pair in self.corners for c in pair),
+                f"corners not in {-limit} to {limit - 1}",
+            ),
+            (any(first > last for first, last in self.bounding_box), "an empty bounding box"),
+            (
+                bool(self.corners) and element.packed[0] > 0,
+                f"elements of type {self.dtype} in the mode im2col",
+            ),
             (any(not 1 <= s <= 8 for s in self.element_strides), "element strides not in 1 to 8"),
             (
                 not element.packed[0] and inner_bits % 128 != 0,
@@ -210,11 +243,13 @@ class TensorMap:
             self.interleave,
             self.fill,
             bool(self.element_strides),
+            len(self.corners),
             self.address,
             *padded(tuple(d - 1 for d in self.dims), 5, 0),
             *padded(self.strides, 4, 0),
             *padded(self.box, 5, 0),
             *padded(self.element_strides, 5, 0),
+            *padded(tuple(c for pair in self.corners for c in pair), 6, 0),
         )
         data = data.ljust(BYTES - 4, b"\0")
         return data + struct.pack("<I", zlib.crc32(data))
@@ -230,6 +265,9 @@ class TensorMap:
         Raises:
             HummingError: no such field or dimension.
         """
+
+        if self.corners:
+            raise HummingError("tensormap.replace.tile of a map of the mode im2col")
 
         def changed(values: tuple[int, ...]) -> tuple[int, ...]:
             if ordinal >= len(values):
@@ -297,19 +335,20 @@ def decode(data: bytes) -> TensorMap:
             "these 128 bytes are no tensor map of the simulator; the host makes one by TensorMap"
         )
     fields = struct.unpack_from(_LAYOUT, data)
-    number, rank, swizzle, interleave, fill, stepped, address = fields[1:8]
-    dims, strides = fields[8:13], fields[13:17]
-    box, steps = fields[17:22], fields[22:27]
+    number, rank, swizzle, interleave, fill, stepped, cornered, address = fields[1:9]
+    dims, strides = fields[9:14], fields[14:18]
+    box, steps, corners = fields[18:23], fields[23:28], fields[28:34]
     return TensorMap(
         TYPES[number].name,
         address,
         tuple(d + 1 for d in dims[:rank]),
         tuple(strides[: rank - 1]),
-        tuple(box[:rank]),
+        tuple(box[: 2 if cornered else rank]),
         tuple(steps[:rank]) if stepped else (),
         swizzle,
         interleave,
         fill,
+        tuple(zip(corners[::2], corners[1::2], strict=True))[:cornered],
     )
 
 

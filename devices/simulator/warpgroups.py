@@ -54,7 +54,7 @@ class Product:
         pc: its step.
         rows: the warps, four for each warpgroup.
         parts: by warpgroup.
-        inputs: registers of A, and what they held.
+        inputs: registers of A and of its metadata, and what they held.
         accumulator: what it writes.
     """
 
@@ -316,7 +316,8 @@ class Warpgroups:
         for file, held in product.inputs:
             changed = (file.data[rows] != held[at]).any(axis=1)
             if changed.any():
-                told = f"the register {file.name} of A has been written before a wait covered it"
+                told = f"the register {file.name} of an operand has been written before a wait "
+                told += "covered it"
                 raise self._failure(told, product, int(rows[changed][0]))
         accumulator = product.accumulator
         if accumulator is not None and accumulator.product is product:

@@ -43,13 +43,20 @@ class Layout:
 
         Args:
             size: M or N.
-            k_pieces: pieces in the direction of K: 2, or if transposed elements, 16.
+            k_pieces: pieces in the direction of K: 2, or if transposed elements, 16; twice as many
+                of B if A is sparse.
             transposed: whether M or N is contiguous.
 
         Returns:
-            int64 [size, 2], or transposed [K, size / 8].
+            int64 [size, k_pieces], or transposed [k_pieces, size / 8].
+
+        Raises:
+            UndefinedBehaviorError: K is longer than the rows of the swizzle.
         """
         width = OF_DESCRIPTOR[self.mode].span_bytes // PIECE
+        if not transposed and 0 < width < k_pieces:
+            told = f"a matrix has {k_pieces * PIECE} bytes along K in rows of {width * PIECE}"
+            raise UndefinedBehaviorError(f"{told}: where the others lie is not documented")
         if not transposed:
             row, k = np.arange(size)[:, None], np.arange(k_pieces)
             pitch, step = (width * PIECE, PIECE) if width else (PIECE, self.leading)

@@ -98,7 +98,10 @@ def maps_in(data: bytes) -> list[tuple[int, Any]]:
 
 
 def arguments_of(tensor: Any, address: int) -> tuple[Any, ...]:
-    """What `cuTensorMapEncodeTiled` takes for a map whose tensor lies elsewhere, as numbers."""
+    """What `cuTensorMapEncodeTiled` takes for a map whose tensor lies elsewhere, as numbers.
+
+    Behind these, the corners of the bounding box: only `cuTensorMapEncodeIm2col` takes them.
+    """
     names = [each.name for each in tensor_maps.TYPES]
     no_promotion = 0
     return (
@@ -113,6 +116,7 @@ def arguments_of(tensor: Any, address: int) -> tuple[Any, ...]:
         tensor.swizzle,
         no_promotion,
         tensor.fill,
+        list(tensor.corners),
     )
 
 
@@ -245,18 +249,21 @@ class Card:
     def _encode(self, *arguments: Any) -> bytes:
         """The driver's bytes of a tensor map."""
         driver = self._driver
-        kind, rank, address, dims, strides, box, steps, interleave, swizzle, promotion, fill = (
-            arguments
-        )
+        kind, rank, address, dims, strides, box, steps, *modes, corners = arguments
+        interleave, swizzle, promotion, fill = modes
         wide, narrow = driver.cuuint64_t, driver.cuuint32_t
+        shape: list[Any] = [[narrow(b) for b in box]]
+        if corners:
+            shape = [[c for c, _ in corners], [c for _, c in corners], *shape[0]]
+        make = driver.cuTensorMapEncodeIm2col if corners else driver.cuTensorMapEncodeTiled
         encoded = self._ok(
-            driver.cuTensorMapEncodeTiled(
+            make(
                 driver.CUtensorMapDataType(kind),
                 rank,
                 address,
                 [wide(d) for d in dims],
                 [wide(s) for s in strides] or [wide(16)],  # of one dimension, which has none
-                [narrow(b) for b in box],
+                *shape,
                 [narrow(s) for s in steps],
                 driver.CUtensorMapInterleave(interleave),
                 driver.CUtensorMapSwizzle(swizzle),

@@ -18,6 +18,7 @@ def _from(number: int) -> tuple[str, ...]:
 DATACENTER = _both(100, 103, 107, 110)
 DATACENTER_A = ("100a", "103a", "107a", "110a")
 CONSUMER = _both(120, 121)
+CONSUMER_A = ("120a", "121a")
 BLACKWELL = (*DATACENTER, *CONSUMER)
 
 _MMA = "mma.sync.aligned.{}.row.col.{} {{{}}}, {{{}}}, {{{}}}, {{{}}};"
@@ -34,9 +35,19 @@ def _mma(shape: str, types: str, d: int, a: int, b: int, kind: str = "") -> str:
     return text.replace("aligned.", f"aligned.{kind}.") if kind else text
 
 
+def _sparse(shape: str, types: str, d: int, a: int, b: int, ordered: bool = False) -> str:
+    kind, _, rest = types.partition(".") if types.startswith("kind") else ("", "", types)
+    suffix = "::ordered_metadata" if ordered else ""
+    text = _mma(shape, rest, d, a, b, kind).replace("mma.sync", f"mma.sp{suffix}.sync")
+    return text.replace(";", ", r0, 0;")
+
+
 _SCALED = "mma.sync.aligned.kind::{}.block_scale.scale_vec::{}.{}.row.col.f32.{}.f32.{} "
 _SCALED += "{{f0, f1, f2, f3}}, {{r0, r1, r2, r3}}, {{r0, r1}}, {{f0, f1, f2, f3}}, r0, "
 _SCALED += "{{h0, h0}}, r1, {{h0, h0}};"
+_SPARSE_SCALED = "mma.sp::ordered_metadata.sync.aligned.m16n8k{}.row.col.kind::{}.block_scale"
+_SPARSE_SCALED += ".scale_vec::{}.f32.{}.f32.{} {{f0, f1, f2, f3}}, {{r0, r1, r2, r3}}, "
+_SPARSE_SCALED += "{{r0, r1, r2, r3}}, {{f0, f1, f2, f3}}, r0, 0, r0, {{h0, h0}}, r1, {{h0, h0}};"
 _WGMMA = "wgmma.mma_async.sync.aligned.m64n8k{}.{} {{{}}}, d0, d0, p, 1, 1{};"
 _F4 = "f0, f1, f2, f3"
 _TMMA = "tcgen05.mma.cta_group::{}.kind::{} [r0], d0, d0, r1, {}p;"
@@ -69,7 +80,25 @@ ROWS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (_SCALED.format("mxf8f6f4", "1X", "m16n8k32", "e4m3.e2m1", "ue8m0"), CONSUMER),
     (_SCALED.format("mxf4", "2X", "m16n8k64", "e2m1.e2m1", "ue8m0"), CONSUMER),
     (_SCALED.format("mxf4nvf4", "4X", "m16n8k64", "e2m1.e2m1", "ue4m3"), CONSUMER),
+    # mma.sp
+    (_sparse("m16n8k32", "f32.f16.f16.f32", 4, 4, 4), _from(80)),
+    (_sparse("m16n8k16", "f32.tf32.tf32.f32", 4, 4, 4, ordered=True), _from(80)),
+    (_sparse("m16n8k128", "s32.s4.u4.s32", 4, 4, 4), _from(80)),
+    (_sparse("m16n8k64", "f32.e4m3.e5m2.f32", 4, 4, 4), _from(89)),
+    (_sparse("m16n8k64", "f16.e4m3.e5m2.f16", 2, 4, 4, ordered=True), CONSUMER),
+    (_sparse("m16n8k64", "kind::f8f6f4.f32.e4m3.e4m3.f32", 4, 4, 4, ordered=True), BLACKWELL),
+    (_sparse("m16n8k64", "kind::f8f6f4.f16.e4m3.e4m3.f16", 2, 4, 4, ordered=True), CONSUMER),
+    (_sparse("m16n8k64", "kind::f8f6f4.f32.e4m3.e3m2.f32", 4, 4, 4, ordered=True), CONSUMER),
+    (_SPARSE_SCALED.format(64, "mxf8f6f4", "1X", "e4m3.e2m1", "ue8m0"), CONSUMER),
+    (_SPARSE_SCALED.format(128, "mxf4", "2X", "e2m1.e2m1", "ue8m0"), CONSUMER_A),
+    (_SPARSE_SCALED.format(128, "mxf4nvf4", "4X", "e2m1.e2m1", "ue4m3"), CONSUMER_A),
     # wgmma
+    (
+        _WGMMA.replace("async", "async.sp")
+        .replace("d0, p", "d0, r0, 0, p")
+        .format(64, "f32.e4m3.e5m2", _F4, ""),
+        ("90a",),
+    ),
     (_WGMMA.format(16, "f32.f16.f16", _F4, ", 0, 0"), ("90a",)),
     (_WGMMA.format(16, "f32.bf16.bf16", _F4, ", 0, 0"), ("90a",)),
     (_WGMMA.format(32, "f32.e4m3.e5m2", _F4, ""), ("90a",)),

@@ -94,7 +94,7 @@ class SimulatedCard:
 
 def encoded(*arguments: Any) -> bytes:
     """A map of the simulator's, of the driver's arguments."""
-    kind, _, address, dims, strides, box, steps, interleave, swizzle, _, fill = arguments
+    kind, _, address, dims, strides, box, steps, interleave, swizzle, _, fill, corners = arguments
     data: bytes = tensor_maps.TensorMap(
         tensor_maps.TYPES[kind].name,
         address,
@@ -105,6 +105,7 @@ def encoded(*arguments: Any) -> bytes:
         swizzle,
         interleave,
         fill,
+        tuple(corners),
     ).encode()
     return data
 
@@ -258,7 +259,7 @@ def test_arguments_of_the_driver() -> None:
         "bfloat16", 4096, (64, 8, 3), (128, 1024), (32, 2, 1), swizzle=2, fill=1
     )
     assert arguments_of(tensor, 8192) == (
-        9, 3, 8192, [64, 8, 3], [128, 1024], [32, 2, 1], [1, 1, 1], 0, 2, 0, 1,
+        9, 3, 8192, [64, 8, 3], [128, 1024], [32, 2, 1], [1, 1, 1], 0, 2, 0, 1, [],
     )  # fmt: skip
 
 
@@ -280,6 +281,14 @@ def test_the_driver_gets_numbers_of_its_own_types() -> None:
     assert len(card._encode(*arguments_of(tensor, 4096))) == tensor_maps.BYTES
     assert seen[0].name == "CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B"
     assert seen[8].name == "CU_TENSOR_MAP_SWIZZLE_128B"
+    seen.clear()
+    card._driver = SimpleNamespace(cuTensorMapEncodeIm2col=encode, **own)
+    corners = ((-1, -2), (-3, -4))
+    strides = (128, 1024, 8192)
+    tensor = tensor_maps.TensorMap("uint16", 4096, (64, 8, 8, 2), strides, (8, 32), corners=corners)
+    assert len(card._encode(*arguments_of(tensor, 4096))) == tensor_maps.BYTES
+    assert seen[5:7] == [[-1, -3], [-2, -4]]
+    assert [int(number) for number in seen[7:9]] == [8, 32]
     for number, each in enumerate(tensor_maps.TYPES):
         name = driver.CUtensorMapDataType(number).name.removeprefix("CU_TENSOR_MAP_DATA_TYPE_")
         assert name.lower() == each.name

@@ -62,7 +62,25 @@ def mma(form: str, d: int, a: int, b: int, c: int = 0) -> str:
     )
 
 
+def sparse(form: str, d: int, a: int, b: int, selector: int, suffix: str = "") -> str:
+    """An `mma.sp` with so many registers of D, A and B."""
+    line = mma(form, d, a, b).replace("mma.sync", f"mma.sp{suffix}.sync")
+    return line.replace(";", f", r32, {selector};")
+
+
+ORDERED = "::ordered_metadata"
 LEGAL = [
+    # PTX ISA 9.7.14.6.3
+    sparse("m16n8k16.row.col.f32.bf16.bf16.f32", 4, 2, 2, 3),
+    sparse("m16n8k32.row.col.f16.f16.f16.f16", 2, 4, 4, 1),
+    sparse("m16n8k8.row.col.f32.tf32.tf32.f32", 4, 2, 2, 2, ORDERED),
+    sparse("m16n8k16.row.col.f32.tf32.tf32.f32", 4, 4, 4, 1),
+    sparse("m16n8k64.row.col.f32.e4m3.e5m2.f32", 4, 4, 4, 0),
+    sparse("m16n8k64.row.col.kind::f8f6f4.f32.e4m3.e5m2.f32", 4, 4, 4, 0, ORDERED),
+    sparse("m16n8k32.row.col.satfinite.s32.s8.u8.s32", 4, 2, 2, 1, ORDERED),
+    sparse("m16n8k64.row.col.s32.u8.u8.s32", 4, 4, 4, 0),
+    sparse("m16n8k64.row.col.s32.s4.u4.s32", 4, 2, 2, 1),
+    sparse("m16n8k128.row.col.satfinite.s32.u4.u4.s32", 4, 4, 4, 0),
     # PTX ISA 9.7.14.5.14
     mma("m16n8k16.row.col.f32.bf16.bf16.f32", 4, 4, 2),
     mma("m16n8k8.row.col.f16.f16.f16.f16", 2, 2, 1),
@@ -162,6 +180,28 @@ LEGAL = [
 ]
 
 ILLEGAL = [
+    (sparse("m16n8k8.row.col.f32.f16.f16.f32", 4, 1, 1, 0), "the shapes for f16 and f16 are"),
+    (sparse("m16n8k32.row.col.f32.e4m3.e4m3.f32", 4, 2, 2, 0), "the shapes for e4m3 and e4m3 are"),
+    (sparse("m16n8k32.row.col.f16.bf16.bf16.f16", 2, 4, 4, 0), "C and D are both f32"),
+    (sparse("m8n8k4.row.col.f64.f64.f64.f64", 2, 1, 1, 0), "none of"),
+    (sparse("m16n8k16.row.col.f64.f64.f64.f64", 4, 4, 4, 0), "no product of f64 and f64"),
+    (sparse("m16n8k32.row.col.satfinite.f32.f16.f16.f32", 4, 4, 4, 0), ".satfinite is for"),
+    (sparse("m16n8k32.row.col.f32.f16.f16.f32", 4, 4, 2, 0), "(4, 4, 4) registers"),
+    (sparse("m16n8k16.row.col.f32.f16.f16.f32", 4, 2, 2, 4), "one of 0, 1, 2, 3"),
+    (sparse("m16n8k32.row.col.f16.f16.f16.f16", 2, 4, 4, 2), "one of 0, 1"),
+    (sparse("m16n8k64.row.col.s32.s8.s8.s32", 4, 4, 4, 1), "one of 0"),
+    (
+        sparse("m16n8k64.row.col.kind::f8f6f4.f32.e4m3.e5m2.f32", 4, 4, 4, 0),
+        "are for mma.sp::ordered_metadata",
+    ),
+    (
+        sparse("m16n8k32.row.col.f32.f16.f16.f32", 4, 4, 4, 0).replace(" 0;", " r33;"),
+        "the sparsity selector is a constant",
+    ),
+    (
+        sparse("m16n8k32.row.col.f32.f16.f16.f32", 4, 4, 4, 0).replace("r32", "5"),
+        "metadata is a register",
+    ),
     # instruction, what the message says
     (mma("m16n8k16.row.col.f32.f16.bf16.f32", 4, 4, 2), "no product of f16 and bf16"),
     (mma("m16n8k16.row.col.f32.f16.f16.f16", 4, 4, 2, 2), "C and D are both f16 or f32"),

@@ -327,13 +327,13 @@ def test_changed_map_without_an_acquire(fault: Any) -> None:
     fault("AsyncHazardError", "has been changed", source, data, array, block=32)
 
 
-@pytest.mark.parametrize("mode", ["im2col", "im2col::w"])
+@pytest.mark.parametrize("mode", ["im2col_no_offs", "im2col::w", "im2col::w::128"])
 def test_modes_that_are_not_simulated(run_ptx: Any, mode: str) -> None:
     body = f"""
       .reg .b64 m; .reg .b32 s; .shared .align 128 .b8 tile[128]; mov.u32 s, tile;
       ld.param.u64 m, [p0];
-      cp.async.bulk.tensor.2d.shared::cta.global.{mode}.mbarrier::complete_tx::bytes
-        [s], [m, {{s, s}}], [s];
+      cp.async.bulk.tensor.3d.shared::cta.global.{mode}.mbarrier::complete_tx::bytes
+        [s], [m, {{s, s, s}}], [s];
     """
     with pytest.raises(errors.UnknownInstructionError, match=f"mode .{mode} are not simulated"):
         run_ptx(body, {"map": aligned(128, np.uint8)})

@@ -26,6 +26,17 @@ PUT_TOGETHER = {
         "test_opcodes.py",
         '("mxf8f6f4.block_scale", 32',
     ),
+    **{
+        f"mma.sp::ordered_metadata.sync.aligned.{form}": (
+            "test_sparse_mma.py",
+            f"{{SPARSE}}.{form}",
+        )
+        for form in (
+            *(f"kind::{kind}" for kind in ("mxf8f6f4", "mxf4", "mxf4nvf4")),
+            "m16n8k64.row.col.kind::mxf8f6f4",
+            *(f"m16n8k128.row.col.kind::{kind}" for kind in ("mxf4", "mxf4nvf4")),
+        )
+    },
     "tcgen05.mma.ws": ("test_tcgen05.py", 'op=".ws"'),
     **{
         f"{name}{count}": ("test_integer.py", f'"{name}"')
@@ -45,7 +56,6 @@ REFUSED = {
     "ppu.ldmatrix": "not known",
     "tcgen05.mma.sp": "",
     "tcgen05.mma.ws.sp": "",
-    "wgmma.mma_async.sp": "",
 }
 # These only say what a test shows; they launch nothing.
 _NO_LAUNCHES = ("test_forms.py", "test_conformance.py", "conformance.py", "test_opcodes.py")

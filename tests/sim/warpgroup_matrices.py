@@ -72,7 +72,7 @@ def k_major(rows: np.ndarray, layout: str, pad: int = 0) -> Stored:
     """A matrix whose rows are contiguous along K: bytes [rows, K bytes].
 
     Args:
-        rows: without a swizzle 32 bytes in a row, else as many as the swizzle spans.
+        rows: without a swizzle 32 bytes in a row, or 64, else as many as the swizzle spans.
         layout: of the descriptor.
         pad: what the byte offsets are larger than they need be.
     """
@@ -87,18 +87,18 @@ def k_major(rows: np.ndarray, layout: str, pad: int = 0) -> Stored:
                 at = r // 8 * group + r % 8 * span + 16 * turned(c, r % 8, span)
                 image[at : at + 16] = rows[r, 16 * c : 16 * c + 16]
         return Stored(image, descriptor(layout, 16, group), 32)
-    assert width == 32
+    assert width in (32, 64)
     leading = -(-count // 8) * (128 + pad)
-    image = np.zeros(2 * leading, np.uint8)
+    image = np.zeros(width // 16 * leading, np.uint8)
     for r in range(count):
-        for c in range(2):
+        for c in range(width // 16):
             at = r // 8 * (128 + pad) + r % 8 * 16 + c * leading
             image[at : at + 16] = rows[r, 16 * c : 16 * c + 16]
     return Stored(image, descriptor(layout, leading, 128 + pad), 0)
 
 
 def mn_major(columns: np.ndarray, layout: str, pad: int = 0) -> Stored:
-    """A matrix whose columns are contiguous along M or N: bytes [K = 16, 2 * size]."""
+    """A matrix whose columns are contiguous along M or N: bytes [K, 2 * size]."""
     k_count, width = columns.shape
     pieces = width // 16
     span = SPANS[layout]
@@ -107,7 +107,7 @@ def mn_major(columns: np.ndarray, layout: str, pad: int = 0) -> Stored:
         atom = 8 * span
         stride = -(-pieces // per) * (atom + (pad and 1024))
         leading = atom + (pad and 1024)
-        image = np.zeros(2 * stride, np.uint8)
+        image = np.zeros(k_count // 8 * stride, np.uint8)
         for k in range(k_count):
             for c in range(pieces):
                 at = k // 8 * stride + c // per * leading + k % 8 * span
@@ -115,7 +115,7 @@ def mn_major(columns: np.ndarray, layout: str, pad: int = 0) -> Stored:
                 image[at : at + 16] = columns[k, 16 * c : 16 * c + 16]
         return Stored(image, descriptor(layout, leading, stride), 0)
     stride, leading = 128 + pad, pieces * (128 + pad)
-    image = np.zeros(2 * leading, np.uint8)
+    image = np.zeros(k_count // 8 * leading, np.uint8)
     for k in range(k_count):
         for c in range(pieces):
             at = c * stride + k // 8 * leading + k % 8 * 16

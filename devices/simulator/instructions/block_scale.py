@@ -1,10 +1,13 @@
-"""`mma.sync` with block scales (PTX ISA 9.7.14.3, "Block Scaling for mma.sync")."""
+"""`mma.sync` with block scales (PTX ISA 9.7.14.3, "Block Scaling for mma.sync").
+
+With a sparse A, K is twice as much, and so are the columns that a scale is for.
+"""
 
 from typing import NamedTuple
 
 import numpy as np
 
-from .. import fragments, numerics
+from .. import fragments, numerics, sparsity
 from ..decoder import Decoder, Step, instruction
 from ..errors import UndefinedBehaviorError
 from ..groups import Array, Group
@@ -12,6 +15,7 @@ from ..memory import fault
 from ..operands import Source
 from .data import require_defined
 from .matrix import operand_values, stacked
+from .sparse_matrix import take_metadata
 
 _KINDS = {
     # kind -> K, bits of an element in the register, scale vector sizes
@@ -21,9 +25,12 @@ _KINDS = {
 }
 _ELEMENTS = {8: ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1"), 4: ("e2m1",)}
 _BYTE_IDS = {1: (0, 1, 2, 3), 2: (0, 2), 4: (0,)}
+_SPARSE = "mma.sp::ordered_metadata"
 _OPCODES = [
-    *(f"mma.sync.aligned.kind::{kind}" for kind in _KINDS),
-    *(f"mma.sync.aligned.m16n8k{k}.row.col.kind::{kind}" for kind, (k, _, _) in _KINDS.items()),
+    f"{opcode}.sync.aligned.{shape}kind::{kind}"
+    for kind, (k, _, _) in _KINDS.items()
+    for opcode, columns in (("mma", k), (_SPARSE, 2 * k))
+    for shape in ("", f"m16n8k{columns}.row.col.")
 ]
 """The kind may stand ahead of the shape or behind it."""
 
@@ -68,10 +75,12 @@ def _same(source: Source, group: Group, what: str) -> int:
 
 @instruction(*_OPCODES, together="warp")
 def multiply_scaled(d: Decoder) -> Step:
-    """PTX ISA 9.7.14.5.14: D = (A * scales of A) (B * scales of B) + C."""
+    """PTX ISA 9.7.14.5.14 and 9.7.14.6.3: D = (A * scales of A) (B * scales of B) + C."""
     modifiers = d.modifiers
     kind = d.opcode.partition("kind::")[2]
-    k, bits, sizes = _KINDS[kind]
+    kept, bits, sizes = _KINDS[kind]
+    sparse = d.opcode.startswith(_SPARSE)
+    k = 2 * kept if sparse else kept
     if not modifiers.flag("block_scale"):
         d.refuse(f"kind::{kind} has block scales")
     default = sizes[0] if len(sizes) == 1 else None
@@ -85,34 +94,43 @@ def multiply_scaled(d: Decoder) -> Step:
         d.refuse(f"kind::{kind} with these scales has the types f32.A.B.f32.{' or '.join(scales)}")
     if types[1] not in elements or types[2] not in elements:
         d.refuse(f"kind::{kind} multiplies {', '.join(elements)}")
-    d.expect(8)
+    d.expect(10 if sparse else 8)
+    metadata = take_metadata(d, 4, k, bits, ordered=True) if sparse else None
     a, b, c = d.sources(1, "b32"), d.sources(2, "b32"), d.sources(3, "f32")
     targets = d.targets(0, "f32")
-    if (len(targets), len(a), len(b), len(c)) != (4, 4, 2, 4):
-        d.refuse("D, A, B and C have 4, 4, 2 and 4 registers")
-    of_a, of_b = _scales(d, 4, 2), _scales(d, 6, 4)
+    of_b = 4 if sparse else 2
+    if (len(targets), len(a), len(b), len(c)) != (4, 4, of_b, 4):
+        d.refuse(f"D, A, B and C have 4, 4, {of_b} and 4 registers")
+    scales_a, scales_b = (_scales(d, len(d.operands) - at, n) for at, n in ((4, 2), (2, 4)))
     table, sums = numerics.decode_table(types[4]), d.machine.sums
     mask = 0x7F if types[4] == "ue4m3" else 0xFF
 
     def operand(
         registers: list[Source], scale: _Scales, name: str, rows: int, group: Group
     ) -> tuple[Array, Array]:
-        """float64 [n, rows, K] with the scales, and the undefined rows."""
+        """float64 [n, rows, elements] with the scales, and the undefined rows."""
         view = fragments.a_matrix if rows == 16 else fragments.b_matrix
         raw, bad = stacked(registers, group)
         values = operand_values(view(_elements(raw, bits)), name, packed_fp4=bits == 4)
         codes, undefined = scale.read(group, count, rows)
         if bad is not None:
             undefined = undefined | (view(_elements(bad, bits)) != 0).any(axis=2)
-        return values * np.repeat(table.take(codes & mask), k // count, axis=2), undefined
+        each = np.repeat(table.take(codes & mask), values.shape[2] // count, axis=2)
+        return values * each, undefined
 
     def step(group: Group) -> None:
-        left, bad_a = operand(a, of_a, types[1], 16, group)
-        right, bad_b = operand(b, of_b, types[2], 8, group)
+        left, bad_a = operand(a, scales_a, types[1], 16, group)
+        right, bad_b = operand(b, scales_b, types[2], 8, group)
         before, bad_c = stacked(c, group)
-        right = right.transpose(0, 2, 1)
         matrix = fragments.c_matrix(before.astype(np.float64))
-        total = sums.moved(left @ right + matrix, left, right, matrix, "f32", types[1])
+        if metadata is None:
+            total = left @ right.transpose(0, 2, 1)
+        else:
+            columns = metadata.columns(group)
+            total = sparsity.multiplied(left, right, columns)
+            left = sparsity.dense(left, columns, k)
+        right = right.transpose(0, 2, 1)
+        total = sums.moved(total + matrix, left, right, matrix, "f32", types[1])
         values = fragments.c_registers(total)
         flags = fragments.c_registers(bad_a[:, :, None] | bad_b[:, None, :])
         if bad_c is not None:

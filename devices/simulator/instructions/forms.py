@@ -144,8 +144,39 @@ _FAMILIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
+_SPARSE_SHAPES: dict[str, tuple[str, ...]] = {
+    # PTX ISA 9.7.14.6.3
+    "f16": ("m16n8k16", "m16n8k32"),
+    "bf16": ("m16n8k16", "m16n8k32"),
+    "tf32": ("m16n8k8", "m16n8k16"),
+    "8-bit float": ("m16n8k64",),
+    "f8f6f4": ("m16n8k64",),
+    "8-bit integer": ("m16n8k32", "m16n8k64"),
+    "4-bit integer": ("m16n8k64", "m16n8k128"),
+}
+
+
+def sparse_product(
+    shape: str, types: list[str], *, f8f6f4: bool, saturates: bool, ordered: bool
+) -> str:
+    """What is wrong with an `mma.sp`; `ordered` is whether it is `mma.sp::ordered_metadata`."""
+    wrong = product(shape, types, f8f6f4=f8f6f4, saturates=saturates, sparse=True)
+    narrow = len(types) == 4 and types[1] in _F8F6F4
+    if not wrong and narrow and not ordered and (f8f6f4 or types[0] == "f16"):
+        told = f"mma.sp.{shape}.{'.'.join(types)}"
+        return f"{told}: .kind::f8f6f4 and sums in f16 are for mma.sp::ordered_metadata"
+    return wrong
+
+
 def product(
-    shape: str, types: list[str], *, f8f6f4: bool, saturates: bool, bitwise: bool, popc: bool
+    shape: str,
+    types: list[str],
+    *,
+    f8f6f4: bool,
+    saturates: bool,
+    bitwise: bool = False,
+    popc: bool = False,
+    sparse: bool = False,
 ) -> str:
     """What is wrong with an `mma.sync`.
 
@@ -155,15 +186,17 @@ def product(
         f8f6f4: whether .kind::f8f6f4 is given.
         saturates: whether .satfinite is.
         bitwise, popc: whether .xor or .and, and .popc are.
+        sparse: whether it is an `mma.sp`.
     """
-    told = f"mma.{shape}.{'.'.join(types)}"
+    shapes = _SPARSE_SHAPES if sparse else _SHAPES
+    told = f"{'mma.sp' if sparse else 'mma'}.{shape}.{'.'.join(types)}"
     if len(types) != 4:
         return "mma has the types of D, A, B and C"
     d, a, b, c = types
     names = [
         name
         for name, (elements, _) in _FAMILIES.items()
-        if a in elements and b in elements and (name == "f8f6f4") == f8f6f4
+        if a in elements and b in elements and (name == "f8f6f4") == f8f6f4 and name in shapes
     ]
     if not names:
         if not f8f6f4 and {a, b} <= set(_F8F6F4):
@@ -174,8 +207,8 @@ def product(
     if d not in accumulators or c != d:
         both = " or ".join(accumulators)
         return f"{told}: C and D are both {both}"
-    if shape not in _SHAPES[family]:
-        return f"{told}: the shapes for {a} and {b} are {', '.join(_SHAPES[family])}"
+    if shape not in shapes[family]:
+        return f"{told}: the shapes for {a} and {b} are {', '.join(shapes[family])}"
     if saturates and not family.endswith("integer"):
         return f"{told}: .satfinite is for integers of 8 and 4 bits"
     if (family == "b1") != bitwise or bitwise != popc:

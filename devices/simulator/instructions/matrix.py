@@ -6,11 +6,12 @@ of bits that is not documented, so results agree with theirs within the bound of
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .. import fragments, numerics
+from .. import fragments, numerics, sparsity
 from ..decoder import Decoder, Step, instruction
 from ..groups import Array, Group
 from ..memory import SHARED_WINDOW
@@ -301,19 +302,11 @@ def multiply_accumulate(d: Decoder) -> Step:
     )
     if wrong:
         d.refuse(wrong)
-    k = int(shape.partition("k")[2])
     d.expect(4)
     if kinds[0] == "f64":
-        return _product_of_doubles(d, 16 if shape.startswith("m16") else 8, k)
-    if bitwise:
-        return _product(d, shape, kinds, k, 1, _bit_product(bitwise), saturates)
-    width = _INTEGER.get(kinds[1]) or _FLOAT[kinds[1]]
-
-    def product(a: Array, b: Array) -> Array:
-        left, right = operand_values(a, kinds[1]), operand_values(b, kinds[2])
-        return left @ right.transpose(0, 2, 1)
-
-    return _product(d, shape, kinds, k, width, product, saturates)
+        form = Form(shape, kinds, saturates)
+        return _product_of_doubles(d, form.m, form.k)
+    return product_step(d, Form(shape, kinds, saturates, bitwise))
 
 
 def _product_of_doubles(d: Decoder, m: int, k: int) -> Step:
@@ -354,17 +347,61 @@ def _product_of_doubles(d: Decoder, m: int, k: int) -> Step:
     return step
 
 
-def _bit_product(operation: str) -> Callable[[Array, Array], Array]:
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What the opcode of a product says.
+
+    Attributes:
+        shape: m16n8k16.
+        kinds: types of D, A, B and C.
+        saturates: whether integers are.
+        bitwise: xor or and for products of bits.
+    """
+
+    shape: str
+    kinds: list[str]
+    saturates: bool
+    bitwise: str = ""
+
+    @property
+    def m(self) -> int:
+        """Rows of A."""
+        return 16 if self.shape.startswith("m16") else 8
+
+    @property
+    def k(self) -> int:
+        """Columns of A."""
+        return int(self.shape.partition("k")[2])
+
+    @property
+    def width(self) -> int:
+        """Bits of an element of A or B in registers."""
+        return 1 if self.bitwise else _INTEGER.get(self.kinds[1]) or _FLOAT[self.kinds[1]]
+
+    def multiplied(self, a: Array, b: Array, columns: Array | None) -> Array:
+        """A B, float64 [n, M, N], of codes of A [n, M, K] and of B [n, N, K].
+
+        Args:
+            a, b: the codes.
+            columns: of the elements that A has, if it is sparse.
+        """
+        if self.bitwise:
+            return _bit_product(self.bitwise, a, b)
+        left, right = operand_values(a, self.kinds[1]), operand_values(b, self.kinds[2])
+        if columns is not None:
+            return sparsity.multiplied(left, right, columns)
+        found: Array = left @ right.transpose(0, 2, 1)
+        return found
+
+
+def _bit_product(operation: str, a: Array, b: Array) -> Array:
     """Counts of ones in a xor b or a and b, of bits as elements."""
-
-    def product(a: Array, b: Array) -> Array:
-        left, right = a.astype(np.float64), b.astype(np.float64).transpose(0, 2, 1)
-        both = left @ right
-        if operation == "and":
-            return both
-        return left.sum(-1, keepdims=True) + right.sum(-2, keepdims=True) - 2 * both
-
-    return product
+    left, right = a.astype(np.float64), b.astype(np.float64).transpose(0, 2, 1)
+    both: Array = left @ right
+    if operation == "and":
+        return both
+    found: Array = left.sum(-1, keepdims=True) + right.sum(-2, keepdims=True) - 2 * both
+    return found
 
 
 def _bits(registers: list[Any], count: int) -> Array:
@@ -374,23 +411,16 @@ def _bits(registers: list[Any], count: int) -> Array:
     return np.unpackbits(raw, axis=-1, bitorder="little")
 
 
-def _product(
-    d: Decoder,
-    shape: str,
-    kinds: list[str],
-    k: int,
-    width: int,
-    product: Callable[[Array, Array], Array],
-    saturates: bool,
-) -> Step:
-    """The step of an mma whose A [n, M, K] and B [n, N, K] `product` multiplies."""
-    m = 16 if shape.startswith("m16") else 8
+def product_step(d: Decoder, form: Form, metadata: sparsity.Metadata | None = None) -> Step:
+    """The step of an mma, whose A is sparse if it has metadata."""
+    m, k, width, kinds = form.m, form.k, form.width, form.kinds
     half = kinds[0] == "f16"
     stored = "b32" if half else {"f32": "f32", "s32": "s32"}[kinds[0]]
     sums = d.machine.sums
     a, b = d.sources(1, "b32"), d.sources(2, "b32")
     c, results = d.sources(3, stored), d.targets(0, stored)
-    wanted = (m * k * width // 1024, 8 * k * width // 1024, m // (8 if half else 4))
+    of_a = m * k * width // (1024 if metadata is None else 2048)
+    wanted = (of_a, 8 * k * width // 1024, m // (8 if half else 4))
     if (len(a), len(b), len(c)) != wanted or len(results) != len(c) or kinds[0] != kinds[3]:
         d.refuse(f"mma of this shape has {wanted} registers for A, B and C")
     split = _bits if width == 1 else lambda r, n: fragments.elements(r, width, n)
@@ -399,7 +429,8 @@ def _product(
         n = len(group)
         left = fragments.a_matrix(split([s.read(group) for s in a], n))
         right = fragments.b_matrix(split([s.read(group) for s in b], n))
-        total = product(left, right)
+        columns = None if metadata is None else metadata.columns(group)
+        total = form.multiplied(left, right, columns)
         before, bad = stacked(c, group)
         if half:
             wide = np.ascontiguousarray(before).view(np.uint16).reshape(n, len(c), 32, 2)
@@ -411,6 +442,8 @@ def _product(
         total = total + matrix
         if kinds[0] != "s32" and d.machine.options.sums:
             left, right = operand_values(left, kinds[1]), operand_values(right, kinds[2])
+            if columns is not None:
+                left = sparsity.dense(left, columns, k)
             total = sums.moved(total, left, right.transpose(0, 2, 1), matrix, kinds[0], kinds[1])
         values = fragments.c_registers(total)
         undefined = _undefined(group, a, b, width, split, bad, m, half)
@@ -426,7 +459,7 @@ def _product(
         if kinds[0] == "f32":
             return numerics.canonical_f32(values[:, place].astype(np.float32))
         whole = values[:, place].astype(np.int64)
-        if saturates:
+        if form.saturates:
             return np.clip(whole, -(2**31), 2**31 - 1).astype(np.int32)
         return whole.astype(np.int32)
 

@@ -45,6 +45,8 @@ from ..tensor_maps import ALIGN, BYTES, TensorMap, decode
 from .bulk_copy import MBARRIER, Targets, reader, take_hint, take_masked
 
 _TILE_ALIGN = 128
+_OFFSETS = {3: 1 << 16, 4: 1 << 8, 5: 1 << 5}
+"""What offsets of im2col must be below, by the number of dimensions (PTX ISA 5.5.4.1)."""
 _ROWS = 4
 """Rows of the modes `tile::gather4` and `tile::scatter4`."""
 
@@ -112,9 +114,12 @@ class _Tensor:
         operand: the operand.
         rows: whether it names four single rows: a column and four row numbers (the modes
             `tile::gather4` and `tile::scatter4`), of a map whose box has one row.
+        offsets: the operand with those of the mode `im2col`.
     """
 
-    def __init__(self, d: Decoder, operand: Operand, rows: bool = False) -> None:
+    def __init__(
+        self, d: Decoder, operand: Operand, rows: bool = False, offsets: Operand | None = None
+    ) -> None:
         if not isinstance(operand, Address) or len(operand.extra) != 1:
             d.refuse("a tensor is given as [address of the map, {coordinates}]")
         self._machine = d.machine
@@ -124,15 +129,23 @@ class _Tensor:
         if rows and len(items) != 1 + _ROWS:
             d.refuse("four rows are named by a column and the numbers of four rows")
         self._at = [reader(d.source(item, "s32"), "a coordinate") for item in items]
+        self._im2col = offsets is not None
+        steps = () if offsets is None else d.items(offsets)
+        if self._im2col and len(steps) != self._rank - 2:
+            d.refuse(f"a tensor of {self._rank} dimensions has {self._rank - 2} offsets of im2col")
+        self._offsets = [reader(d.source(item, "u16"), "an offset of im2col") for item in steps]
         self._known: dict[bytes, TensorMap] = {}
 
     def bind(self, group: Group, written: bool = False) -> Callable[[int, Thread], Box]:
         """A function (row in the group, thread) -> the box, which may be `written`."""
         machine = self._machine
         address, at = self._map(group), [each(group) for each in self._at]
+        offsets_of = [each(group) for each in self._offsets]
 
         def box(row: int, thread: Thread) -> Box:
             data = _bytes_of_map(machine, thread, address(row, thread))
+            coordinates = tuple(each(row, thread) for each in at)
+            offsets = tuple(each(row, thread) for each in offsets_of)
             try:
                 tensor = self._known.get(data)
                 if tensor is None:
@@ -140,11 +153,15 @@ class _Tensor:
                     tensor.check()
                     self._known[data] = tensor
                 _require_simulated(tensor, 2 if self._rows else self._rank, self._target)
+                if bool(tensor.corners) != self._im2col:
+                    mode = "im2col" if tensor.corners else "tile"
+                    raise HummingError(f"the tensor map is one of the mode {mode}")
                 if self._rows:
                     tensor = _of_rows(tensor)
+                if self._im2col:
+                    _check_base(tensor, coordinates, offsets)
             except HummingError as error:
                 raise failure(UndefinedBehaviorError, str(error), thread) from error
-            coordinates = tuple(each(row, thread) for each in at)
             # H200 take both of these for illegal instructions.
             if written and min(coordinates) < 0:
                 told = f"a box is written at {coordinates}, before the tensor begins"
@@ -154,10 +171,20 @@ class _Tensor:
                 told = f"the box begins {start / 8:g} bytes into the rows of the tensor"
                 raise failure(AlignmentError, f"{told}, which is no multiple of {PIECE}", thread)
             if self._rows:
-                return Box(tensor, (coordinates[0], 0), coordinates[1:], written)
-            return Box(tensor, coordinates, written=written)
+                return Box(tensor, (coordinates[0], 0), coordinates[1:], written=written)
+            return Box(tensor, coordinates, offsets=offsets, written=written)
 
         return box
+
+
+def _check_base(tensor: TensorMap, at: tuple[int, ...], offsets: tuple[int, ...]) -> None:
+    """Checks where a copy of the mode im2col begins (PTX ISA 5.5.4.1)."""
+    for base, (first, last) in zip(at[1:], tensor.bounding_box, strict=False):
+        if not first <= base <= last:
+            raise HummingError(f"the base {at} lies outside of the bounding box of {tensor}")
+    limit = _OFFSETS[tensor.rank]
+    if any(offset >= limit for offset in offsets):
+        raise HummingError(f"the offsets {offsets} of im2col are not below {limit}")
 
 
 def _of_rows(tensor: TensorMap) -> TensorMap:
@@ -183,42 +210,44 @@ def _require_simulated(tensor: TensorMap, rank: int, target: str) -> None:
         )
 
 
-def _take_shape(d: Decoder, rows: str = "") -> bool:
-    """Takes the dimensions and the mode; returns whether it is the one of four single rows."""
+def _take_shape(d: Decoder, *modes: str) -> str:
+    """Takes the dimensions and the mode: one of some, or "" for tile."""
     rank = d.modifiers.one_of("1d", "2d", "3d", "4d", "5d")
-    for mode in d.modifiers.left:
-        if mode.startswith("im2col"):
-            d.refuse(f"tensor copies in the mode .{mode} are not simulated")
-    if rows and d.modifiers.flag(rows):
-        if rank != "2d":
-            d.refuse(f".{rows} is for tensors of 2 dimensions")
-        return True
+    mode = d.modifiers.one_of(*modes, default="")
+    for other in d.modifiers.left:
+        if other.startswith("im2col"):
+            d.refuse(f"tensor copies in the mode .{other} are not simulated")
+    if mode.startswith("tile::") and rank != "2d":
+        d.refuse(f".{mode} is for tensors of 2 dimensions")
+    if mode == "im2col" and rank in ("1d", "2d"):
+        d.refuse(".im2col is for tensors of 3, 4 and 5 dimensions")
     d.modifiers.flag("tile")
-    return False
+    return mode
 
 
 @instruction("cp.async.bulk.tensor")
 def tensor_copy(d: Decoder) -> Step:
     """PTX ISA 9.7.9.27.1.2."""
-    scatters = _take_shape(d, "tile::scatter4")
-    gathers = d.modifiers.flag("tile::gather4")
+    mode = _take_shape(d, "tile::scatter4", "tile::gather4", "im2col")
     to = d.modifiers.one_of("shared::cluster", "shared::cta", "global")
     source = d.modifiers.one_of("global", "shared::cta")
-    if scatters != (scatters and to == "global") or (gathers and to == "global"):
-        d.refuse("tile::gather4 loads and tile::scatter4 stores")
+    if mode and (mode == "tile::scatter4") != (to == "global"):
+        d.refuse("tile::gather4 and im2col load, and tile::scatter4 stores")
     if to == "global":
-        return _store(d, "", scatters)
+        return _store(d, "", mode == "tile::scatter4")
     if source != "global":
         d.refuse("cp.async.bulk.tensor into shared memory reads global memory")
     d.modifiers.one_of(MBARRIER)
     group_of = d.modifiers.one_of("cta_group::1", "cta_group::2", default="")
     operands = take_hint(d)
     mask = take_masked(d, operands, "multicast::cluster")
-    if len(operands) != 3:
-        d.refuse("cp.async.bulk.tensor has a destination, a tensor and an mbarrier")
+    offsets = operands.pop() if mode == "im2col" and len(operands) == 4 else None
+    if len(operands) != 3 or (mode == "im2col") != (offsets is not None):
+        told = "cp.async.bulk.tensor has a destination, a tensor and an mbarrier"
+        d.refuse(f"{told}, and with .im2col offsets")
     pair = group_of == "cta_group::2"
     targets = Targets(d, operands[0], operands[2], mask, to == "shared::cluster", pair)
-    tensors = _Tensor(d, operands[1], gathers)
+    tensors = _Tensor(d, operands[1], mode == "tile::gather4", offsets)
     machine, pc = d.machine, d.pc
     arrivals = part_of(machine, Arrivals)
 
@@ -332,13 +361,14 @@ def tensor_reduction(d: Decoder) -> Step:
 @instruction("cp.async.bulk.prefetch.tensor")
 def tensor_prefetch(d: Decoder) -> Step:
     """PTX ISA 9.7.9.27.1.4: only its operands are checked."""
-    _take_shape(d)
+    mode = _take_shape(d, "im2col")
     d.modifiers.one_of("L2")
     d.modifiers.one_of("global")
     operands = take_hint(d)
-    if len(operands) != 1:
-        d.refuse("cp.async.bulk.prefetch.tensor has a tensor")
-    tensors, machine = _Tensor(d, operands[0]), d.machine
+    if len(operands) != (2 if mode else 1):
+        d.refuse("cp.async.bulk.prefetch.tensor has a tensor, and with .im2col offsets")
+    tensors = _Tensor(d, operands[0], offsets=operands[1] if mode else None)
+    machine = d.machine
 
     def step(group: Group) -> None:
         boxes = tensors.bind(group)

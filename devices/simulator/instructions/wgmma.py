@@ -6,10 +6,11 @@ and rounded once. Hopper's tensor cores keep fewer bits, above all for 8-bit flo
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from .. import fragments
+from .. import fragments, sparsity
 from ..accumulators import rounded
 from ..decoder import STOP, Decoder, Step, instruction
 from ..errors import BoundsError, UndefinedBehaviorError
@@ -27,6 +28,7 @@ from ..warpgroups import Part, Product, Warpgroups
 from ..wgmma_descriptors import START, layout_of
 from .data import require_defined
 from .matrix import operand_values
+from .sparse_matrix import take_metadata
 
 _WIDTHS = {
     "f16": 16,
@@ -67,12 +69,6 @@ def wait(d: Decoder) -> Step:
     return lambda group: warpgroups.wait(group, count)
 
 
-@instruction("wgmma.mma_async.sp")
-def sparse_product(d: Decoder) -> Step:
-    """PTX ISA 9.7.15.6.1."""
-    d.refuse("products with sparse matrices are not simulated")
-
-
 @dataclass(frozen=True, slots=True)
 class _Form:
     """What the opcode and the constants of a product say.
@@ -83,6 +79,7 @@ class _Form:
         saturates: whether integers are.
         signs: factors of A and B, 1 or -1.
         transposed: whether M is contiguous in A, and N in B.
+        sparse: whether A has half of its elements, and metadata.
     """
 
     n: int
@@ -93,6 +90,7 @@ class _Form:
     saturates: bool
     signs: tuple[int, int]
     transposed: tuple[bool, bool]
+    sparse: bool
 
 
 def _form(d: Decoder) -> _Form:
@@ -108,8 +106,11 @@ def _form(d: Decoder) -> _Form:
     if len(kinds) != 3 or not n.isdigit() or not k.isdigit():
         d.refuse("wgmma has a shape and the types of D, A and B")
     kind, a, b = kinds
+    sparse = ".sp." in d.opcode
     family = next((f for f in _FAMILIES if a in f and b in f), None)
-    if family is None or int(k) * _WIDTHS[a] != 8 * _K_BYTES:
+    if sparse and family == ("b1",):
+        family = None
+    if family is None or int(k) * _WIDTHS[a] != 8 * _K_BYTES * (2 if sparse else 1):
         d.refuse(f"wgmma of {a} and {b} with K = {k}")
     integers = family[0] in ("s8", "b1")
     halves = family[0] in ("f16", "e4m3")
@@ -120,21 +121,22 @@ def _form(d: Decoder) -> _Form:
     shaped = 8 <= columns <= 256 and columns % step == 0
     if not shaped or (saturates and family[0] != "s8"):
         d.refuse(f"wgmma of {a} and {b} has no such shape or modifiers")
-    signs, transposed = _constants(d, integers, family[0] in ("f16", "bf16"))
-    return _Form(columns, int(k), kind, a, b, saturates, signs, transposed)
+    first = 6 if sparse else 4
+    signs, transposed = _constants(d, first, integers, family[0] in ("f16", "bf16"))
+    return _Form(columns, int(k), kind, a, b, saturates, signs, transposed, sparse)
 
 
 def _constants(
-    d: Decoder, integers: bool, may_transpose: bool
+    d: Decoder, first: int, integers: bool, may_transpose: bool
 ) -> tuple[tuple[int, int], tuple[bool, bool]]:
-    """The factors and transpositions behind the first four operands."""
+    """The factors and transpositions, which begin at an operand."""
     in_registers = isinstance(d.operands[1], Vector)
-    wanted = 4 if integers else 6
+    wanted = first if integers else first + 2
     if may_transpose:
         wanted += 1 if in_registers else 2
     d.expect(wanted)
     values = []
-    for operand in d.operands[4:]:
+    for operand in d.operands[first:]:
         if not isinstance(operand, Integer):
             d.refuse("factors and transpositions of wgmma are constants")
         values.append(operand.value)
@@ -146,22 +148,24 @@ def _constants(
     return signs, (bool(turns[0]), bool(turns[1]))
 
 
-@instruction("wgmma.mma_async.sync.aligned", together="warp")
+@instruction("wgmma.mma_async.sync.aligned", "wgmma.mma_async.sp.sync.aligned", together="warp")
 def product(d: Decoder) -> Step:
-    """PTX ISA 9.7.15.5.2."""
+    """PTX ISA 9.7.15.5.2 and 9.7.15.6.3."""
     form = _form(d)
     machine, pc = d.machine, d.pc
     warpgroups = part_of(machine, Warpgroups)
     files = _files(d, 0)
     if len(files) != form.n // (4 if form.kind == "f16" else 2):
         d.refuse(f"an accumulator of {len(files)} registers for N = {form.n}")
-    right = _InMemory(d, 2, "B", form.n, form.b, form.transposed[1])
+    k_bytes = 2 * _K_BYTES if form.sparse else _K_BYTES
+    right = _InMemory(d, 2, _Stored("B", form.n, form.b, form.transposed[1], k_bytes))
     left: _InRegisters | _InMemory
     if isinstance(d.operands[1], Vector):
         left = _InRegisters(d, warpgroups, form.a)
     else:
-        left = _InMemory(d, 1, "A", _ROWS, form.a, form.transposed[0])
-    scale = d.source(3, "pred")
+        left = _InMemory(d, 1, _Stored("A", _ROWS, form.a, form.transposed[0], _K_BYTES))
+    metadata = _OfWarpgroups(d, warpgroups, form) if form.sparse else None
+    scale = d.source(5 if form.sparse else 3, "pred")
     sign = float(form.signs[0] * form.signs[1])
 
     def run(group: Group) -> None:
@@ -169,6 +173,8 @@ def product(d: Decoder) -> Step:
         adds = _of_warpgroups(group, scale, "scale-d").astype(np.bool_)
         wanted = np.repeat(adds, WARPGROUP)
         before, bad, known = warpgroups.accumulator_in(group, files, form.kind, wanted)
+        if metadata is not None:
+            metadata.place(group)
         pieces = [part.place(group) for part in (left, right)]
         parts = [
             _begin(machine, group, number, [p[number] for p in pieces if p is not None])
@@ -176,7 +182,11 @@ def product(d: Decoder) -> Step:
         ]
         a, bad_a = left.values(group, pieces[0])
         b, bad_b = right.values(group, pieces[1])
-        total = a @ b.transpose(0, 2, 1)
+        if metadata is None:
+            total = a @ b.transpose(0, 2, 1)
+        else:
+            columns = metadata.columns(group)
+            total, a = sparsity.multiplied(a, b, columns), sparsity.dense(a, columns, form.k)
         if sign < 0:
             total = -total
         held = np.where(adds[:, None, None], before, 0.0)
@@ -185,7 +195,8 @@ def product(d: Decoder) -> Step:
         if undefined is not None:
             undefined = np.broadcast_to(undefined, total.shape)
         matrix = rounded(total, form.kind, form.saturates)
-        done = Product(pc, group.index, parts, left.held(group))
+        held_registers = left.held(group) + (metadata.held(group) if metadata else [])
+        done = Product(pc, group.index, parts, held_registers)
         warpgroups.begin(group, done, files, form.kind, matrix, undefined, known)
 
     def step(group: Group) -> int | None:
@@ -246,16 +257,32 @@ def _values(codes: Array, kind: str) -> Array:
     return codes.astype(np.float64) if kind == "b1" else operand_values(codes, kind)
 
 
+class _Stored(NamedTuple):
+    """A matrix in shared memory.
+
+    Attributes:
+        name: A or B.
+        size: M or N.
+        kind: type of its elements.
+        transposed: whether M or N is contiguous.
+        k_bytes: bytes of its elements along K.
+    """
+
+    name: str
+    size: int
+    kind: str
+    transposed: bool
+    k_bytes: int
+
+
 class _InMemory:
     """An operand in shared memory, by its descriptor."""
 
-    def __init__(
-        self, d: Decoder, operand: int, name: str, size: int, kind: str, transposed: bool
-    ) -> None:
-        self._machine, self._name, self._size = d.machine, name, size
-        self._kind, self._transposed = kind, transposed
+    def __init__(self, d: Decoder, operand: int, stored: _Stored) -> None:
+        self._machine = d.machine
+        self._name, self._size, self._kind, self._transposed, self._k_bytes = stored
         self._descriptor = d.source(operand, "b64")
-        self._k_pieces = 16 if transposed else _K_BYTES // PIECE
+        self._k_pieces = self._k_bytes // (2 if self._transposed else PIECE)
         self._placers: dict[int, Callable[[Array], Array]] = {}
 
     def place(self, group: Group) -> Array:
@@ -280,9 +307,9 @@ class _InMemory:
         if known is None:
             try:
                 layout = layout_of(bits, self._name)
+                offsets = layout.offsets(self._size, self._k_pieces, self._transposed)
             except UndefinedBehaviorError as error:
                 raise fault(UndefinedBehaviorError, error.what, group, group.active()) from error
-            offsets = layout.offsets(self._size, self._k_pieces, self._transposed)
             known = self._placers[bits] = lambda starts: layout.place(starts, offsets)
         return known
 
@@ -314,7 +341,7 @@ class _InMemory:
         if self._transposed:
             codes = data.view(np.uint16).reshape(count, self._k_pieces, self._size)
             return np.ascontiguousarray(codes.transpose(0, 2, 1))
-        rows = data.reshape(count, self._size, _K_BYTES)
+        rows = data.reshape(count, self._size, self._k_bytes)
         if self._kind == "b1":
             return np.unpackbits(rows, axis=-1, bitorder="little")
         return rows.view(f"u{_WIDTHS[self._kind] // 8}")
@@ -362,3 +389,25 @@ class _InRegisters:
     def held(self, group: Group) -> list[tuple[RegisterFile, Array]]:
         """Registers that must not change, with what they hold."""
         return [(file, file.data[group.rows].copy()) for file in self._files]
+
+
+class _OfWarpgroups:
+    """Metadata of a sparse A, each warp having that of its own 16 rows (PTX ISA 9.7.15.6.2)."""
+
+    def __init__(self, d: Decoder, warpgroups: Warpgroups, form: _Form) -> None:
+        self._metadata = take_metadata(d, 3, form.k, _WIDTHS[form.a], ordered=False)
+        (self._file,) = _files(d, 3)
+        self._warpgroups = warpgroups
+
+    def place(self, group: Group) -> None:
+        """It lies in no memory."""
+        self._warpgroups.require_fenced(group, self._file, np.ones((len(group), 1), np.bool_))
+
+    def columns(self, group: Group) -> Array:
+        """The column of each kept element, int64 [warpgroups, 64, K / 2]."""
+        columns = self._metadata.columns(group)
+        return columns.reshape(len(group) // WARPGROUP, _ROWS, -1)
+
+    def held(self, group: Group) -> list[tuple[RegisterFile, Array]]:
+        """The register, which must not change, with what it holds."""
+        return [(self._file, self._file.data[group.rows].copy())]
