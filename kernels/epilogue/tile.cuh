@@ -53,9 +53,9 @@ struct TileEpilogue {
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       if (token0 + pass * kTokens >= p.m) break;
-      if (pass > 0) __syncthreads();
+      if (pass > 0) Mainloop::sync();
       stage(staged, pass, acc);
-      __syncthreads();
+      Mainloop::sync();
       for (int unit = threadIdx.x; unit < kTokens * kUnitsPerToken; unit += kThreads) {
         const int in_pass = unit / kUnitsPerToken, row = unit % kUnitsPerToken * kVector;
         const int token = pass * kTokens + in_pass;
@@ -170,11 +170,11 @@ struct TileEpilogue {
   static __device__ void combine(const GemmParams& p, u8* shared, const TileIndex& tile) {
     u32* order = reinterpret_cast<u32*>(shared);
     __threadfence();
-    __syncthreads();
+    Mainloop::sync();
     if (threadIdx.x == 0) {
       *order = ptx::count_wrapping(p.counters + tile.linear, C::kSplitK - 1);
     }
-    __syncthreads();
+    Mainloop::sync();
     if (*order != C::kSplitK - 1) return;
     __threadfence();
     const int token0 = tile.m * C::kBlockM, row0 = tile.n * C::kBlockN;

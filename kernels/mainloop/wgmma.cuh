@@ -1,0 +1,359 @@
+// Slot mainloop: D[rows x tokens] += W[rows x K] X[tokens x K]^T with MMA of warpgroups, whose A
+// operand is dequantized into registers while the step before is multiplied.
+// Needs: the components of its Config; wgmma, mbarrier_tx, setmaxnreg.
+//
+// Data flow, per pipeline stage of kBlockK values of K:
+//   activations --boxes of 128 bytes x kBlockM tokens--> shared memory, swizzled
+//   packed codes, scales, zeros --runs of bytes--> shared memory behind them
+//   codes --16-byte reads--> registers --dequant--> A fragments   (a lane reads only its own words)
+//   A x B --wgmma--> sums; per group of K scaled into the accumulators where the plan says so
+//
+// One warp tells the copy engine what to bring; the others divide the tile along N. Full barriers
+// tell that a stage's bytes are there, empty barriers that all warps are done with it:
+//
+//   producer   wait empty[s]   announce bytes, copy -> full[s]              s = s + 1 mod kStages
+//   warps      wait full[s]    dequant, multiply; when the last product that reads s has ended,
+//                              arrive at empty[s]
+//
+// Rows beyond N repeat the last row block, and their sums are not stored. Tokens beyond M and values
+// beyond K are zeros of the boxes; bricks beyond K are left out.
+#pragma once
+
+#include <humming/mainloop/weights.cuh>
+#include <humming/ptx/barrier.cuh>
+#include <humming/ptx/setmaxnreg.cuh>
+#include <humming/ptx/shared.cuh>
+#include <humming/ptx/wgmma.cuh>
+#include <humming/types.cuh>
+
+namespace humming {
+
+template <class C>
+struct WgmmaMainloop {
+  using Params = MappedGemmParams;
+  using Weights = StagedWeights<C>;
+  using Places = typename C::Mma::Places;
+  // Those that multiply, and the warpgroup of the producer.
+  static constexpr int kThreads = 32 * C::kWarpsN;
+  static constexpr int kLaunchedThreads = kThreads + 128;
+  static constexpr int kRowBlocks = C::kBlockN / 16 / C::kWarpsN;
+  static constexpr int kTileTokens = 8;
+  static constexpr int kTokenTiles = C::kBlockM / kTileTokens;
+  static constexpr int kBricks = Weights::kBricks;
+  static constexpr int kWords = Weights::kWords;
+  static constexpr int kStepK = Weights::kStepK;
+  static constexpr int kBrickSteps = Weights::kBrickSteps;
+  static constexpr bool kScalesInLoop = Weights::kScalesInLoop;
+  // Sums of a group that are scaled into the accumulators in float.
+  static constexpr bool kPartial = C::kScaleSite == ScaleSite::kAccumulator;
+
+  static_assert(C::kWarpsN % 4 == 0 && C::kWarpsK == 1 && C::kBlockN % (16 * C::kWarpsN) == 0,
+                "slot mainloop: warpgroups divide a tile along N");
+  static_assert(C::kScaleStepK == 0 || C::kScaleStepK % 64 == 0 || 64 % C::kScaleStepK == 0,
+                "slot mainloop: groups and bricks divide one another");
+  static_assert(kBrickSteps % 2 == 0, "slot mainloop: fragments alternate between two places");
+
+  // Bytes of a stage. Boxes begin where the pattern of their swizzle does.
+  static constexpr int kBoxK = 128 * 8 / C::Tokens::kBits;
+  static constexpr int kBoxes = ceil_div(C::kBlockK, kBoxK);
+  static constexpr int kBoxBytes = C::kBlockM * 128;
+  static constexpr int kStageSize = ceil_div(kBoxes * kBoxBytes + Weights::kSize, 1024) * 1024;
+  // The barriers lie behind everything, where the epilogue does not write.
+  static constexpr int kReservedBytes = 16 * C::kStages;
+  static constexpr int kSharedBytes = C::kStages * kStageSize + kReservedBytes;
+
+  // (row block, token tile, i) -> row 16 * block + g + 8 * Places::half(i),
+  //                               token kTileTokens * tile + Places::token(lane, column(i))
+  using Product = typename C::Mma::Sum;
+  using Sum = typename IfElse<kPartial, float, Product>::Type;
+  using Accumulators = Sum[kRowBlocks][kTokenTiles][4];
+  using Partials = Product[kRowBlocks][kTokenTiles][4];
+
+  // Registers of a thread at the start, of the producer's and of the others once they have been
+  // dealt out: 64 K for all, in eights.
+  static constexpr int kWarpgroups = C::kWarpsN / 4;
+  static constexpr bool kDeal = kWarpgroups > 1;
+  static constexpr int kFirst = 512 / (kWarpgroups + 1) / 8 * 8;
+  static constexpr int kProducerRegisters = kWarpgroups == 2 ? 40 : 24;
+  static constexpr int kRegisters =
+      min_of(240, (kFirst * (kWarpgroups + 1) - kProducerRegisters) / kWarpgroups / 8 * 8);
+
+  // The barriers of stages, and where in the ring a warp is.
+  struct Ring {
+    u32 full, empty;  // addresses of those of slot 0
+    int slot = 0;
+    u32 parity = 0;
+
+    __device__ explicit Ring(u32 shared)
+        : full(shared + C::kSharedBytes - kReservedBytes), empty(full + 8 * C::kStages) {}
+    __device__ void advance() {
+      if (++slot == C::kStages) {
+        slot = 0;
+        parity ^= 1;
+      }
+    }
+    __device__ void wait_full() const { ptx::mbarrier_wait(full + 8 * slot, parity); }
+    __device__ void wait_empty() const { ptx::mbarrier_wait(empty + 8 * slot, parity ^ 1); }
+  };
+
+  // Threads that hold sums meet.
+  static __device__ void sync() { ptx::named_barrier_sync<kThreads>(1); }
+
+  // Sums stages [begin, end) of the tile; returns whether this thread holds sums.
+  static __device__ bool run(const Params& p, u8* shared, int tile_n, int tile_m, int begin,
+                             int end, Accumulators& acc) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    Ring ring(ptx::shared_address(shared));
+    if (threadIdx.x == 0) {
+#pragma unroll
+      for (int slot = 0; slot < C::kStages; ++slot) {
+        ptx::mbarrier_init(ring.full + 8 * slot, 1);
+        ptx::mbarrier_init(ring.empty + 8 * slot, C::kWarpsN);
+      }
+      ptx::fence_mbarrier_init();
+    }
+    __syncthreads();
+    if (warp >= C::kWarpsN) {
+      if constexpr (kDeal) ptx::setmaxnreg_dec<kProducerRegisters>();
+      if (warp == C::kWarpsN) {
+        produce(p, ptx::shared_address(shared), lane, tile_n, tile_m, begin, end, ring);
+      }
+      return false;
+    }
+    if constexpr (kDeal) ptx::setmaxnreg_inc<kRegisters>();
+    consume(p, shared, warp, lane, begin, end, ring, acc);
+    return true;
+  }
+
+ private:
+  // Fills stage after stage; a lane copies the runs of a row block.
+  static __device__ void produce(const Params& p, u32 shared, int lane, int tile_n, int tile_m,
+                                 int begin, int end, Ring ring) {
+    const int bricks = Weights::bricks_of(p.k), groups = Weights::groups_of(p.k);
+    const int blocks = (p.n + 15) / 16, first_block = tile_n * Weights::kBlocks;
+    if (lane == 0) C::Mover::prepare(p.x_map);
+    for (int at = begin; at < end; ++at, ring.advance()) {
+      ring.wait_empty();
+      const u32 barrier = ring.full + 8 * ring.slot, base = shared + ring.slot * kStageSize;
+      const int brick = at * kBricks,
+                group = C::kGroupK == 0 ? 0 : brick * 64 / max_of(C::kGroupK, 1);
+      const int code_bytes = min_of(kBricks, bricks - brick) * Weights::kBrickBytes;
+      const int there = min_of(Weights::kGroups, groups - group) * 16;
+      const int scale_bytes = kScalesInLoop ? there * Weights::kScaleBytes : 0;
+      const int zero_bytes = Weights::kHasZero ? there * Weights::kZeroBytes : 0;
+      if (lane == 0) {
+        const int run_bytes = code_bytes + scale_bytes + zero_bytes;
+        ptx::mbarrier_arrive_expect_tx(barrier, kBoxes * kBoxBytes + Weights::kBlocks * run_bytes);
+#pragma unroll
+        for (int box = 0; box < kBoxes; ++box) {
+          C::Mover::box(base + box * kBoxBytes, p.x_map, at * C::kBlockK + box * kBoxK,
+                        tile_m * C::kBlockM, barrier);
+        }
+      }
+      __syncwarp();
+      for (int run = lane; run < Weights::kBlocks; run += 32) {
+        const i64 block = min_of(first_block + run, blocks - 1);
+        const u32 codes = base + kBoxes * kBoxBytes;
+        C::Mover::run(
+            codes + run * kBricks * Weights::kBrickBytes,
+            static_cast<const u8*>(p.codes) + (block * bricks + brick) * Weights::kBrickBytes,
+            code_bytes, barrier);
+        const i64 first = (block * groups + group) * 16;
+        const int to = run * Weights::kGroups * 16;
+        if constexpr (kScalesInLoop) {
+          C::Mover::run(codes + Weights::kCodesSize + to * Weights::kScaleBytes,
+                        static_cast<const u8*>(p.scales) + first * Weights::kScaleBytes,
+                        scale_bytes, barrier);
+        }
+        if constexpr (Weights::kHasZero) {
+          C::Mover::run(
+              codes + Weights::kCodesSize + Weights::kScalesSize + to * Weights::kZeroBytes,
+              static_cast<const u8*>(p.zeros) + first * Weights::kZeroBytes, zero_bytes, barrier);
+        }
+      }
+    }
+  }
+
+  // A warp's way through the bricks of its part of K. Fragments of a step are made while the step
+  // before is multiplied, in the other of two places.
+  struct Consumer {
+    const u8* shared;
+    int warp, lane;
+    Ring ring;
+    int left;        // bricks of the part from the one at hand on
+    int at;          // number of that brick
+    int brick = 0;   // and its place in its stage
+    u32 done = 0;    // barrier to arrive at when all products before the next one have ended
+    u64 tokens = 0;  // descriptor of the brick's tokens
+    typename Weights::Scales scales;
+    u32 words[kRowBlocks][kWords];
+    typename Weights::Rows rows[kRowBlocks];
+    u32 a[2][kRowBlocks][4];
+
+    __device__ Consumer(const u8* shared, int warp, int lane, const Ring& ring, int first,
+                        int count)
+        : shared(shared), warp(warp), lane(lane), ring(ring), left(count), at(first) {
+#pragma unroll
+      for (int block = 0; block < kRowBlocks; ++block) rows[block].clear();
+      this->ring.wait_full();
+      open();
+    }
+
+    // Reads this warp's words of the brick, whose stage is there.
+    __device__ void open() {
+      const u8* base = shared + ring.slot * kStageSize;
+      const u8* codes = base + kBoxes * kBoxBytes;
+      const int first = warp * kRowBlocks;
+#pragma unroll
+      for (int block = 0; block < kRowBlocks; ++block) {
+        const int run = (first + block) * kBricks + brick;
+        Weights::read_words(codes + run * Weights::kBrickBytes, lane, words[block]);
+      }
+      const int values = first * 16 * Weights::kGroups;
+      scales.scales = codes + Weights::kCodesSize + values * Weights::kScaleBytes;
+      scales.zeros =
+          codes + Weights::kCodesSize + Weights::kScalesSize + values * Weights::kZeroBytes;
+      const int k = brick * 64, in_box = k % kBoxK * C::Tokens::kBits / 8;
+      tokens = ptx::wgmma_descriptor(ptx::shared_address(base) + k / kBoxK * kBoxBytes + in_box);
+    }
+
+    // The next brick, perhaps of the next stage.
+    __device__ void advance() {
+      ++at;
+      if (++brick == kBricks) {
+        done = ring.empty + 8 * ring.slot;
+        brick = 0;
+        ring.advance();
+        ring.wait_full();
+      }
+      open();
+    }
+
+    // Tells the producer that the stage before has been read to its end.
+    __device__ void release() {
+      if (done == 0) return;
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(done);
+      done = 0;
+    }
+
+    template <int kStep>
+    __device__ void prepare() {
+      constexpr int kGroupK = max_of(C::kGroupK, 1);
+      if constexpr (kStep == 0 || (C::kGroupK != 0 && kStep * kStepK % kGroupK == 0)) {
+        const int group = Weights::Scales::group_of(brick * kBrickSteps + kStep);
+#pragma unroll
+        for (int block = 0; block < kRowBlocks; ++block)
+          rows[block].load(scales, block, group, lane);
+      }
+#pragma unroll
+      for (int block = 0; block < kRowBlocks; ++block) {
+        Weights::template fragment<kStep>(words[block], rows[block], a[kStep % 2][block]);
+      }
+    }
+  };
+
+  // Whether a group of K ends with a step of a brick; those of more than a brick end with bricks.
+  template <int kStep>
+  static __device__ bool ends_group(int brick) {
+    constexpr int kGroupK = max_of(C::kScaleStepK, 1);
+    if constexpr (C::kScaleStepK == 0) return false;
+    if constexpr (kGroupK <= 64) return (kStep + 1) * kStepK % kGroupK == 0;
+    return kStep + 1 == kBrickSteps && (brick + 1) % (kGroupK / 64) == 0;
+  }
+
+  // Multiplies from step kStep of the brick at hand on, and makes the fragments that come next.
+  // `opens` tells whether partial sums begin.
+  template <int kStep>
+  static __device__ void multiply(Consumer& c, Partials& sums, Accumulators& acc, bool& opens) {
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int block = 0; block < kRowBlocks; ++block) {
+      C::Mma::fma(sums[block], c.a[kStep % 2][block],
+                  c.tokens + ptx::wgmma_descriptor_step(32 * kStep), !opens);
+    }
+    ptx::wgmma_commit();
+    ptx::wgmma_wait<1>();  // frees the fragments of the step before
+    if constexpr (kStep == 0) c.release();
+    constexpr bool kLast = kStep + 1 == kBrickSteps;
+    if constexpr (kPartial) {
+      const bool ends = ends_group<kStep>(c.at) || (kLast && c.left == 1);
+      float factors[kRowBlocks][2];
+      if (ends) row_factors(c, kStep, factors);
+      next<kStep>(c);
+      if (ends) flush(sums, factors, acc);
+      opens = ends;
+    } else {
+      next<kStep>(c);
+    }
+    if constexpr (!kLast) multiply<kStep + 1>(c, sums, acc, opens);
+  }
+
+  template <int kStep>
+  static __device__ void next(Consumer& c) {
+    if constexpr (kStep + 1 < kBrickSteps) {
+      c.template prepare<kStep + 1>();
+    } else if (--c.left > 0) {
+      c.advance();
+      c.template prepare<0>();
+    }
+  }
+
+  // The scales of a lane's rows for the group that a step belongs to.
+  static __device__ void row_factors(const Consumer& c, int step, float (&factors)[kRowBlocks][2]) {
+#pragma unroll
+    for (int block = 0; block < kRowBlocks; ++block) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        factors[block][half] = 1.f;
+        if constexpr (C::kGroupK != 0) {
+          const int group = Weights::Scales::group_of(c.brick * kBrickSteps + step);
+          factors[block][half] = c.scales.scale(block, group, c.lane / 4 + 8 * half);
+        }
+      }
+    }
+  }
+
+  // Adds the finished sums of a group, times its scales, to the accumulators.
+  static __device__ void flush(Partials& sums, const float (&factors)[kRowBlocks][2],
+                               Accumulators& acc) {
+    ptx::wgmma_wait<0>();
+#pragma unroll
+    for (int block = 0; block < kRowBlocks; ++block) {
+      ptx::keep_sums(sums[block]);
+#pragma unroll
+      for (int tile = 0; tile < kTokenTiles; ++tile) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          acc[block][tile][i] += float(sums[block][tile][i]) * factors[block][Places::half(i)];
+        }
+      }
+    }
+  }
+
+  static __device__ void consume(const Params& p, const u8* shared, int warp, int lane, int begin,
+                                 int end, const Ring& ring, Accumulators& acc) {
+    const int first = begin * kBricks;
+    const int count = min_of(Weights::bricks_of(p.k), end * kBricks) - first;
+    Consumer c(shared, warp, lane, ring, first, count);
+    c.template prepare<0>();
+    if constexpr (kPartial) {
+      Partials sums;
+#pragma unroll
+      for (int block = 0; block < kRowBlocks; ++block) ptx::keep_sums(sums[block]);
+      bool opens = true;
+      while (c.left > 0) multiply<0>(c, sums, acc, opens);
+    } else {
+      bool never = false;
+#pragma unroll
+      for (int block = 0; block < kRowBlocks; ++block) ptx::keep_sums(acc[block]);
+      while (c.left > 0) multiply<0>(c, acc, acc, never);
+      ptx::wgmma_wait<0>();
+#pragma unroll
+      for (int block = 0; block < kRowBlocks; ++block) ptx::keep_sums(acc[block]);
+    }
+    sync();  // shared memory is free for the epilogue
+  }
+};
+
+}  // namespace humming
