@@ -30,6 +30,8 @@ from humming.problem import GemmProblem
 
 EPILOGUE, ACCUMULATOR, OPERAND, INSTRUCTION = "epilogue", "accumulator", "operand", "instruction"
 BRICK, K_MAJOR = "brick", "k_major"
+WARPGROUPS = "wgmma"
+"""The mainloop whose tokens are read from shared memory, where a producer brings them."""
 
 LONGEST_STAGE_K = 512
 """Most values of K of a pipeline stage, after which sums in halves have been added to floats."""
@@ -106,6 +108,11 @@ class Lowering:
         halves, which would lose them."""
         return self.mma.accumulator.bits == 32
 
+    @property
+    def has_producer(self) -> bool:
+        """Whether warps of their own bring operands to shared memory, instead of all threads."""
+        return self.mainloop == WARPGROUPS
+
     def operand_roundings(self, problem: GemmProblem) -> int:
         """How often a weight is rounded to the operand's type; 0 where operands are exact."""
         scaled = self.scale_site == OPERAND and not _products_exact(problem, self.operand)
@@ -128,7 +135,7 @@ class Lowering:
     def requirements(self, problem: GemmProblem) -> tuple[Requirement, ...]:
         """The components that the kernel is built of, one per slot."""
         needed = [
-            Requirement("mover", self.mover),
+            Requirement("producer" if self.has_producer else "mover", self.mover),
             Requirement("mma", self.mma.key),
             Requirement("mainloop", self.mainloop),
             Requirement("epilogue", "tile"),
@@ -149,6 +156,7 @@ class Lowering:
                 8,
             )
             tokens = "widened" if read else f"widened:{activation.bits}"
+            tokens += ":shared" if self.has_producer else ""
             needed += [Requirement("tokens", tokens), Requirement("convert", pair)]
         if problem.experts:
             needed.append(Requirement("scheduler", "experts"))

@@ -24,10 +24,25 @@ from humming.problem import GemmProblem
 # Rows of activations lie 16 bytes further apart than they are long, which spreads ldmatrix over
 # the banks of shared memory (kXPitch in kernels/mainloop/mma_sync.cuh).
 X_ROW_PADDING_BYTES = 16
+# Boxes of activations have rows of this many bytes and begin at multiples of 8 of them, and so do
+# stages (kBoxBytes and kStageSize in kernels/mainloop/wgmma.cuh).
+BOX_ROW_BYTES, STAGE_ALIGN_BYTES = 128, 1024
+# Two barriers of a stage.
+BARRIER_BYTES = 16
+# The warpgroup that a producer belongs to.
+PRODUCER_WARPS = 4
 # Rows of staged results lie 4 floats further apart (kPitch in kernels/epilogue/tile.cuh).
 OUT_ROW_PADDING = 4
 # Accumulators of a thread; more would spill beside fragments and addresses.
 MAX_ACCUMULATORS = 128
+# Threads of a CTA.
+MAX_THREADS = 512
+# Warps of a warpgroup, and the token tiles that its instruction is written for
+# (kernels/ptx/wgmma.cuh).
+WARPGROUP_WARPS = 4
+WARPGROUP_TOKENS = (8, 16, 32, 64, 96, 128, 192, 256)
+# Registers of a thread of the producer, where many are left and where few are; most of another.
+LARGE_PRODUCER_REGISTERS, PRODUCER_REGISTERS, MAX_DEALT_REGISTERS = 40, 24, 240
 # Registers that a thread of a large CTA has beside its accumulators.
 OTHER_REGISTERS = 56
 # Sixteen-byte pieces that a mover through registers may hold for a thread.
@@ -50,6 +65,7 @@ class TileConfig:
         num_stages: pipeline stages in shared memory, at least 2.
         split_k: CTAs that share a tile, each with a part of K.
         epilogue_m: tokens that the epilogue stages at a time, a divisor of block_m.
+        producer_warps: warps beside those that multiply, of a mainloop that has a producer.
     """
 
     block_n: int
@@ -60,6 +76,7 @@ class TileConfig:
     num_stages: int
     split_k: int = 1
     epilogue_m: int = 8
+    producer_warps: int = 0
 
     def __post_init__(self) -> None:
         rules = (
@@ -75,15 +92,29 @@ class TileConfig:
                 raise UnsupportedError(f"tile {self}", f"it breaks {rule}", "Change its sizes.")
 
     def __str__(self) -> str:
+        producer = f" + {self.producer_warps}" if self.producer_warps else ""
         return (
-            f"{self.block_n}x{self.block_m}x{self.block_k}, warps {self.warps_n}x{self.warps_k}, "
-            f"{self.num_stages} stages, split K {self.split_k}"
+            f"{self.block_n}x{self.block_m}x{self.block_k}, warps {self.warps_n}x{self.warps_k}"
+            f"{producer}, {self.num_stages} stages, split K {self.split_k}"
         )
 
     @property
     def threads(self) -> int:
         """Threads of a CTA."""
-        return LANES * self.warps_n * self.warps_k
+        return LANES * (self.warps_n * self.warps_k + self.producer_warps)
+
+    def dealt_registers(self, file: int) -> tuple[int, int]:
+        """Registers of a thread of the producer and of the others, dealt out of a register file of
+        an SM; zeros where all have enough as they are."""
+        warpgroups = self.warps_n * self.warps_k // WARPGROUP_WARPS
+        if not self.producer_warps or warpgroups == 1:
+            return 0, 0
+        # Counts are multiples of 8, at the start too.
+        threads = LANES * WARPGROUP_WARPS
+        first = file // (threads * (warpgroups + 1)) // 8 * 8
+        producer = LARGE_PRODUCER_REGISTERS if warpgroups == 2 else PRODUCER_REGISTERS
+        others = (first * (warpgroups + 1) - producer) // warpgroups // 8 * 8
+        return producer, min(others, MAX_DEALT_REGISTERS)
 
     @property
     def warp_k(self) -> int:
@@ -97,17 +128,21 @@ class TileConfig:
         scale_bytes = weight.scale_dtype.bits // 8
         zero_bytes = {"none": 0, "integer": 1, "float": scale_bytes}[weight.zero_point]
         staged_scale_bytes = scale_bytes if group and lowering.scale_site != EPILOGUE else 0
-        return (
+        weight_bytes = (
             self.block_n * self.block_k * weight.dtype.bits // 8
             + self.block_n * groups * (staged_scale_bytes + zero_bytes)
-            + self.block_m
-            * (self.block_k * problem.activation.dtype.bits // 8 + X_ROW_PADDING_BYTES)
         )
+        x_row_bytes = self.block_k * problem.activation.dtype.bits // 8
+        if not lowering.has_producer:
+            return weight_bytes + self.block_m * (x_row_bytes + X_ROW_PADDING_BYTES)
+        boxes = -(-x_row_bytes // BOX_ROW_BYTES) * BOX_ROW_BYTES * self.block_m
+        return -(-(weight_bytes + boxes) // STAGE_ALIGN_BYTES) * STAGE_ALIGN_BYTES
 
     def smem_bytes(self, problem: GemmProblem, lowering: Lowering) -> int:
         """Dynamic shared memory of a CTA: the pipeline, or the epilogue that follows it."""
         epilogue = 4 * self.warps_k * self.epilogue_m * (self.block_n + OUT_ROW_PADDING)
-        return max(self.num_stages * self.stage_bytes(problem, lowering), epilogue)
+        barriers = self.num_stages * BARRIER_BYTES if lowering.has_producer else 0
+        return max(self.num_stages * self.stage_bytes(problem, lowering), epilogue) + barriers
 
     def accumulators(self, lowering: Lowering) -> int:
         """Registers of a thread that hold sums; partial sums of groups double them."""
@@ -124,8 +159,9 @@ def candidates(
     m_range: tuple[int, int | None],
 ) -> list[TileConfig]:
     """The tiles that fit a lowering on a device, for M in a range; empty where none does."""
+    shapes = _warpgroup_shapes if lowering.has_producer else _shapes
     return [
-        tile for tile in _shapes(problem, lowering, m_range) if _fits(tile, problem, lowering, caps)
+        tile for tile in shapes(problem, lowering, m_range) if fits(tile, problem, lowering, caps)
     ]
 
 
@@ -171,6 +207,48 @@ def _shapes(
                                 )
 
 
+def _warpgroup_shapes(
+    problem: GemmProblem, lowering: Lowering, m_range: tuple[int, int | None]
+) -> Iterator[TileConfig]:
+    """Tiles of warpgroups, each of 64 rows or twice that."""
+    splits = (1,) if problem.batch_invariant or m_range[1] is None else (1, 2, 4, 8)
+    for block_m in _warpgroup_block_m(m_range):
+        for warpgroups, row_blocks in ((1, 1), (2, 1), (1, 2), (2, 2)):
+            for bricks in (1, 2):
+                for num_stages in (3, 4, 6, 8):
+                    for split_k in splits:
+                        yield warpgroup_tile(
+                            warpgroups, row_blocks, block_m, bricks, num_stages, split_k
+                        )
+
+
+def warpgroup_tile(
+    warpgroups: int, row_blocks: int, block_m: int, bricks: int, num_stages: int, split_k: int = 1
+) -> TileConfig:
+    """A tile of so many warpgroups, each of `row_blocks` x 64 rows, in stages of `bricks` x 64 K."""
+    warps_n = WARPGROUP_WARPS * warpgroups
+    return TileConfig(
+        block_n=BRICK_ROWS * warps_n * row_blocks,
+        block_m=block_m,
+        block_k=BRICK_K * bricks,
+        warps_n=warps_n,
+        warps_k=1,
+        num_stages=num_stages,
+        split_k=split_k,
+        epilogue_m=min(block_m, 32),
+        producer_warps=PRODUCER_WARPS,
+    )
+
+
+def _warpgroup_block_m(m_range: tuple[int, int | None]) -> tuple[int, ...]:
+    """Token tiles of warpgroups that suit a range: those of one instruction's sizes that hold it, or
+    the larger ones where it is long."""
+    high = m_range[1]
+    if high is None or high > 64:
+        return tuple(size for size in WARPGROUP_TOKENS if size >= 64)
+    return tuple(size for size in WARPGROUP_TOKENS if high <= size)[:1]
+
+
 def _block_m(m_range: tuple[int, int | None], step: int) -> tuple[int, ...]:
     """Token tiles that suit a range: the one that holds it all, or several where it has no end.
 
@@ -183,16 +261,19 @@ def _block_m(m_range: tuple[int, int | None], step: int) -> tuple[int, ...]:
     return tuple(size for size in sizes if high <= size)[:1]
 
 
-def _fits(
+def fits(
     tile: TileConfig, problem: GemmProblem, lowering: Lowering, caps: DeviceCapabilities
 ) -> bool:
+    """Whether a tile's parts divide one another as the kernel needs it, and the device holds it."""
     group, step = weight_group(problem), scale_step(problem)
     stage = tile.stage_bytes(problem, lowering)
-    registers = min(255, (caps.registers_per_sm or 65536) // tile.threads)
+    part_k = BRICK_K if lowering.has_producer else tile.warp_k
+    file = caps.registers_per_sm or 65536
+    registers = tile.dealt_registers(file)[1] or min(255, file // tile.threads)
     return (
-        tile.threads <= 512
-        and _divide_k(tile.block_k, tile.warp_k, group)
-        and _divide_k(tile.block_k, tile.warp_k, step)
+        tile.threads <= MAX_THREADS
+        and _divide_k(tile.block_k, part_k, group)
+        and _divide_k(tile.block_k, part_k, step)
         and step % lowering.step_k == 0
         and tile.accumulators(lowering) <= min(MAX_ACCUMULATORS, registers - OTHER_REGISTERS)
         and tile.smem_bytes(problem, lowering) <= (caps.smem_per_block_bytes or 48 * 1024)

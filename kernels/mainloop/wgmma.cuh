@@ -69,15 +69,6 @@ struct WgmmaMainloop {
   using Accumulators = Sum[kRowBlocks][kTokenTiles][4];
   using Partials = Product[kRowBlocks][kTokenTiles][4];
 
-  // Registers of a thread at the start, of the producer's and of the others once they have been
-  // dealt out: 64 K for all, in eights.
-  static constexpr int kWarpgroups = C::kWarpsN / 4;
-  static constexpr bool kDeal = kWarpgroups > 1;
-  static constexpr int kFirst = 512 / (kWarpgroups + 1) / 8 * 8;
-  static constexpr int kProducerRegisters = kWarpgroups == 2 ? 40 : 24;
-  static constexpr int kRegisters =
-      min_of(240, (kFirst * (kWarpgroups + 1) - kProducerRegisters) / kWarpgroups / 8 * 8);
-
   // The barriers of stages, and where in the ring a warp is.
   struct Ring {
     u32 full, empty;  // addresses of those of slot 0
@@ -114,13 +105,13 @@ struct WgmmaMainloop {
     }
     __syncthreads();
     if (warp >= C::kWarpsN) {
-      if constexpr (kDeal) ptx::setmaxnreg_dec<kProducerRegisters>();
+      if constexpr (C::kRegisters != 0) ptx::setmaxnreg_dec<C::kProducerRegisters>();
       if (warp == C::kWarpsN) {
         produce(p, ptx::shared_address(shared), lane, tile_n, tile_m, begin, end, ring);
       }
       return false;
     }
-    if constexpr (kDeal) ptx::setmaxnreg_inc<kRegisters>();
+    if constexpr (C::kRegisters != 0) ptx::setmaxnreg_inc<C::kRegisters>();
     consume(p, shared, warp, lane, begin, end, ring, acc);
     return true;
   }
@@ -253,50 +244,30 @@ struct WgmmaMainloop {
     }
   };
 
-  // Whether a group of K ends with a step of a brick; those of more than a brick end with bricks.
-  template <int kStep>
-  static __device__ bool ends_group(int brick) {
-    constexpr int kGroupK = max_of(C::kScaleStepK, 1);
-    if constexpr (C::kScaleStepK == 0) return false;
-    if constexpr (kGroupK <= 64) return (kStep + 1) * kStepK % kGroupK == 0;
-    return kStep + 1 == kBrickSteps && (brick + 1) % (kGroupK / 64) == 0;
-  }
+  // Steps and bricks of a group of K whose sums are scaled together.
+  static constexpr int kGroupSteps =
+      C::kScaleStepK == 0 ? kBrickSteps : min_of(C::kScaleStepK / kStepK, kBrickSteps);
+  static constexpr int kGroupBricks = max_of(C::kScaleStepK / 64, 1);
 
-  // Multiplies from step kStep of the brick at hand on, and makes the fragments that come next.
-  // `opens` tells whether partial sums begin.
-  template <int kStep>
-  static __device__ void multiply(Consumer& c, Partials& sums, Accumulators& acc, bool& opens) {
+  // Multiplies steps [kStep, kEnd) of the brick at hand, and makes the fragments that come next.
+  template <int kStep, int kEnd>
+  static __device__ void multiply(Consumer& c, Partials& sums, bool adds) {
     ptx::wgmma_fence();
 #pragma unroll
     for (int block = 0; block < kRowBlocks; ++block) {
       C::Mma::fma(sums[block], c.a[kStep % 2][block],
-                  c.tokens + ptx::wgmma_descriptor_step(32 * kStep), !opens);
+                  c.tokens + ptx::wgmma_descriptor_step(32 * kStep), adds);
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<1>();  // frees the fragments of the step before
     if constexpr (kStep == 0) c.release();
-    constexpr bool kLast = kStep + 1 == kBrickSteps;
-    if constexpr (kPartial) {
-      const bool ends = ends_group<kStep>(c.at) || (kLast && c.left == 1);
-      float factors[kRowBlocks][2];
-      if (ends) row_factors(c, kStep, factors);
-      next<kStep>(c);
-      if (ends) flush(sums, factors, acc);
-      opens = ends;
-    } else {
-      next<kStep>(c);
-    }
-    if constexpr (!kLast) multiply<kStep + 1>(c, sums, acc, opens);
-  }
-
-  template <int kStep>
-  static __device__ void next(Consumer& c) {
     if constexpr (kStep + 1 < kBrickSteps) {
       c.template prepare<kStep + 1>();
     } else if (--c.left > 0) {
       c.advance();
       c.template prepare<0>();
     }
+    if constexpr (kStep + 1 < kEnd) multiply<kStep + 1, kEnd>(c, sums, true);
   }
 
   // The scales of a lane's rows for the group that a step belongs to.
@@ -331,6 +302,23 @@ struct WgmmaMainloop {
     }
   }
 
+  // Multiplies and scales the groups of the brick at hand from step kStep on, or all bricks of one
+  // group.
+  template <int kStep>
+  static __device__ void multiply_group(Consumer& c, Partials& sums, Accumulators& acc) {
+    float factors[kRowBlocks][2];
+    row_factors(c, kStep, factors);
+    multiply<kStep, kStep + kGroupSteps>(c, sums, false);
+    if constexpr (kGroupBricks > 1) {
+      // c.at is the next brick already.
+      while (c.left > 0 && c.at % kGroupBricks != 0) multiply<0, kBrickSteps>(c, sums, true);
+    }
+    flush(sums, factors, acc);
+    if constexpr (kStep + kGroupSteps < kBrickSteps) {
+      multiply_group<kStep + kGroupSteps>(c, sums, acc);
+    }
+  }
+
   static __device__ void consume(const Params& p, const u8* shared, int warp, int lane, int begin,
                                  int end, const Ring& ring, Accumulators& acc) {
     const int first = begin * kBricks;
@@ -341,13 +329,11 @@ struct WgmmaMainloop {
       Partials sums;
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) ptx::keep_sums(sums[block]);
-      bool opens = true;
-      while (c.left > 0) multiply<0>(c, sums, acc, opens);
+      while (c.left > 0) multiply_group<0>(c, sums, acc);
     } else {
-      bool never = false;
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) ptx::keep_sums(acc[block]);
-      while (c.left > 0) multiply<0>(c, acc, acc, never);
+      while (c.left > 0) multiply<0, kBrickSteps>(c, acc, true);
       ptx::wgmma_wait<0>();
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) ptx::keep_sums(acc[block]);

@@ -78,11 +78,11 @@ __device__ constexpr u64 wgmma_descriptor_step(int bytes) { return u64(bytes >> 
 #define HUMMING_S128(c, t) HUMMING_S64(c, t), HUMMING_S64(c, t + 16)
 
 // `sums` of a lane; operand numbers of A, of the descriptor and of `adds` follow those of D.
-#define HUMMING_WGMMA(tokens, sums, a0, a1, a2, a3, b, p, k_types, constraint, tail)            \
+#define HUMMING_WGMMA(tokens, sums, r0, r1, r2, r3, r4, r5, k_types, constraint, tail)          \
   if constexpr (kTiles * 8 == tokens) {                                                         \
-    asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #p                                  \
+    asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #r5                                 \
                  ", 0;\nwgmma.mma_async.sync.aligned.m64n" #tokens k_types " {" HUMMING_D##sums \
-                 "}, {%" #a0 ",%" #a1 ",%" #a2 ",%" #a3 "}, %" #b ", adds" tail ";\n}"          \
+                 "}, {%" #r0 ",%" #r1 ",%" #r2 ",%" #r3 "}, %" #r4 ", adds" tail ";\n}"         \
                  : HUMMING_S##sums(constraint, 0)                                               \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(adds)));         \
   }
