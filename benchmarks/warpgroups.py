@@ -4,10 +4,10 @@
     python benchmarks/warpgroups.py --m 4096 --tiles "2,2,128,2,3,1; 2,1,256,1,4,1"
 
 A tile is named by warpgroups, blocks of 64 rows of each, tokens, bricks of 64 values of K of a
-stage, stages, parts of K. Without `--tiles` all that might be the fastest are tried. Times are those
-of CUDA-graph replays over weights that together exceed the L2 three times, in turns with cuBLAS in
-the activations' type and with the composer's choice; the composer's estimates stand beside them, so
-that its constants can be fitted.
+stage, stages, parts of K. Without `--tiles` all that might be the fastest are tried. Times are
+those of CUDA-graph replays over weights that together exceed the L2 three times, in turns with
+cuBLAS in the activations' type and with the composer's choice; the composer's estimates stand
+beside them, so that its constants can be fitted.
 """
 
 import argparse
@@ -88,13 +88,12 @@ def measure(operands: WeightCopies, m: int, named: list[TileConfig]) -> Iterator
     kernels = [
         Kernel(plan, 0, compiled) for plan, compiled in zip(plans, compile_many(plans), strict=True)
     ]
-    found = []
+    found, dense = [], operands.dense
     for first in range(0, len(kernels), TOGETHER):
         group = kernels[first : first + TOGETHER]
         calls = [call_of(kernel, operands, x) for kernel in group]
         errors = [float(reference.relative_error(call(0), exact)) for call in calls]
         graphs = {str(i): capture(call) for i, call in enumerate(calls)}
-        dense = operands.dense
         graphs["cublas"] = capture(lambda i: torch.mm(x, dense[i % len(dense)].t()))
         times = time_graphs(graphs)
         for i, kernel in enumerate(group):

@@ -99,8 +99,10 @@ class KernelPlan:
 
     @property
     def x_box(self) -> tuple[int, int] | None:
-        """Tokens and bytes of K of the boxes in which a copy engine brings activations, if one does:
-        then the kernel's parameters end with a tensor map of them."""
+        """Tokens and bytes of K of the boxes in which a copy engine brings activations, if one does.
+
+        Then the kernel's parameters end with a tensor map of them.
+        """
         return (self.tile.block_m, BOX_ROW_BYTES) if self.lowering.has_producer else None
 
     def workspace(self, m: int) -> tuple[int, int]:
@@ -224,6 +226,7 @@ def compose_as(
     lowering: Lowering,
     tile: TileConfig,
     registry: Registry | None = None,
+    m: int | None = None,
 ) -> KernelPlan:
     """The plan of a lowering and a tile that the caller has chosen, for measurements and tests.
 
@@ -231,14 +234,10 @@ def compose_as(
         UnsupportedError: the lowering lacks a component, or the tile does not fit it.
     """
     registry = registry or plugins.registry()
-    decision = decide(problem, caps, m_range, registry)
+    decision = decide(problem, caps, m_range, registry, m)
     absent = _absent(problem, lowering, registry)
     if absent or not fits(tile, problem, lowering, caps):
-        why = (
-            f"it lacks {', '.join(absent)}"
-            if absent
-            else "the device or the lowering does not hold it"
-        )
+        why = f"it lacks {', '.join(absent)}" if absent else "the device does not hold the tile"
         how = "Choose among decide(...).ready and candidates(...)."
         raise UnsupportedError(f"{problem.name} by {lowering.name} in {tile}", why, how)
     at_m = CostModel(problem, lowering, caps).estimate(decision.m, tile)

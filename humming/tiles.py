@@ -225,7 +225,7 @@ def _warpgroup_shapes(
 def warpgroup_tile(
     warpgroups: int, row_blocks: int, block_m: int, bricks: int, num_stages: int, split_k: int = 1
 ) -> TileConfig:
-    """A tile of so many warpgroups, each of `row_blocks` x 64 rows, in stages of `bricks` x 64 K."""
+    """A tile of warpgroups that each have `row_blocks` x 64 rows, in stages of `bricks` x 64 K."""
     warps_n = WARPGROUP_WARPS * warpgroups
     return TileConfig(
         block_n=BRICK_ROWS * warps_n * row_blocks,
@@ -241,8 +241,7 @@ def warpgroup_tile(
 
 
 def _warpgroup_block_m(m_range: tuple[int, int | None]) -> tuple[int, ...]:
-    """Token tiles of warpgroups that suit a range: those of one instruction's sizes that hold it, or
-    the larger ones where it is long."""
+    """Token tiles of warpgroups that suit a range: the one that holds it all, or several."""
     high = m_range[1]
     if high is None or high > 64:
         return tuple(size for size in WARPGROUP_TOKENS if size >= 64)
