@@ -35,6 +35,8 @@ PRODUCER_WARPS = 4
 OUT_ROW_PADDING = 4
 # Accumulators of a thread; more would spill beside fragments and addresses.
 MAX_ACCUMULATORS = 128
+# The same of warpgroups, whose fragments are two at a time and whose tokens are no registers.
+MAX_WARPGROUP_ACCUMULATORS, WARPGROUP_REGISTERS = 192, 40
 # Threads of a CTA.
 MAX_THREADS = 512
 # Warps of a warpgroup, and the token tiles that its instruction is written for
@@ -149,7 +151,11 @@ class TileConfig:
         sums = self.block_n // self.warps_n * self.block_m // LANES
         if lowering.mma.accumulator.bits == 16:
             return sums * 3 // 2
-        return sums * 2 if lowering.scale_site == ACCUMULATOR else sums
+        if lowering.scale_site != ACCUMULATOR:
+            return sums
+        # Warpgroups sum the groups of one row block after the other.
+        blocks = self.block_n // self.warps_n // BRICK_ROWS if lowering.has_producer else 1
+        return sums + sums // blocks
 
 
 def candidates(
@@ -269,12 +275,15 @@ def fits(
     part_k = BRICK_K if lowering.has_producer else tile.warp_k
     file = caps.registers_per_sm or 65536
     registers = tile.dealt_registers(file)[1] or min(255, file // tile.threads)
+    most_sums, others = MAX_ACCUMULATORS, OTHER_REGISTERS
+    if lowering.has_producer:
+        most_sums, others = MAX_WARPGROUP_ACCUMULATORS, WARPGROUP_REGISTERS
     return (
         tile.threads <= MAX_THREADS
         and _divide_k(tile.block_k, part_k, group)
         and _divide_k(tile.block_k, part_k, step)
         and step % lowering.step_k == 0
-        and tile.accumulators(lowering) <= min(MAX_ACCUMULATORS, registers - OTHER_REGISTERS)
+        and tile.accumulators(lowering) <= min(most_sums, registers - others)
         and tile.smem_bytes(problem, lowering) <= (caps.smem_per_block_bytes or 48 * 1024)
         and (lowering.mover != "plain" or stage / 16 / tile.threads <= MAX_PIECES_IN_REGISTERS)
         and (tile.split_k == 1 or _stages(problem, tile) >= MIN_STAGES_PER_SPLIT * tile.split_k)

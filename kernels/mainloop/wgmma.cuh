@@ -67,7 +67,6 @@ struct WgmmaMainloop {
   using Product = typename C::Mma::Sum;
   using Sum = typename IfElse<kPartial, float, Product>::Type;
   using Accumulators = Sum[kRowBlocks][kTokenTiles][4];
-  using Partials = Product[kRowBlocks][kTokenTiles][4];
 
   // The barriers of stages, and where in the ring a warp is.
   struct Ring {
@@ -165,38 +164,51 @@ struct WgmmaMainloop {
     }
   }
 
-  // A warp's way through the bricks of its part of K. Fragments of a step are made while the step
-  // before is multiplied, in the other of two places.
+  // Row blocks that a warp multiplies side by side. With partial sums it is one after the other, all
+  // bricks of a stage each, so that one row block's partial sums are enough.
+  static constexpr int kPasses = kPartial ? kRowBlocks : 1;
+  static constexpr int kSide = kRowBlocks / kPasses;
+  using Products = Product[kSide][kTokenTiles][4];
+  // Steps and bricks of a group of K whose sums are scaled together; not more than a stage.
+  static constexpr int kGroupSteps =
+      C::kScaleStepK == 0 ? kBrickSteps : min_of(C::kScaleStepK / kStepK, kBrickSteps);
+  static constexpr int kGroupBricks =
+      C::kScaleStepK == 0 ? 1 : min_of(max_of(C::kScaleStepK / 64, 1), kBricks);
+
+  // A warp's way through its part of K: stage after stage, in each one pass after the other, brick
+  // after brick. Fragments of a step are made while the step before is multiplied, in the other of
+  // two places.
   struct Consumer {
     const u8* shared;
     int warp, lane;
     Ring ring;
-    int left;        // bricks of the part from the one at hand on
-    int at;          // number of that brick
-    int brick = 0;   // and its place in its stage
+    int bricks;      // of K from the stage at hand on
+    int stages;      // of the part from the one at hand on
+    int brick = 0;   // the one at hand, within its stage
     u32 done = 0;    // barrier to arrive at when all products before the next one have ended
     u64 tokens = 0;  // descriptor of the brick's tokens
     typename Weights::Scales scales;
-    u32 words[kRowBlocks][kWords];
-    typename Weights::Rows rows[kRowBlocks];
-    u32 a[2][kRowBlocks][4];
+    u32 words[kSide][kWords];
+    typename Weights::Rows rows[kSide];
+    u32 a[2][kSide][4];
 
-    __device__ Consumer(const u8* shared, int warp, int lane, const Ring& ring, int first,
-                        int count)
-        : shared(shared), warp(warp), lane(lane), ring(ring), left(count), at(first) {
+    __device__ Consumer(const u8* shared, int warp, int lane, const Ring& ring, int bricks,
+                        int stages)
+        : shared(shared), warp(warp), lane(lane), ring(ring), bricks(bricks), stages(stages) {
 #pragma unroll
-      for (int block = 0; block < kRowBlocks; ++block) rows[block].clear();
+      for (int block = 0; block < kSide; ++block) rows[block].clear();
       this->ring.wait_full();
-      open();
+      open<0>();
     }
 
-    // Reads this warp's words of the brick, whose stage is there.
+    // Reads the words of the brick at hand, of this warp's row blocks of a pass.
+    template <int kPass>
     __device__ void open() {
       const u8* base = shared + ring.slot * kStageSize;
       const u8* codes = base + kBoxes * kBoxBytes;
-      const int first = warp * kRowBlocks;
+      const int first = warp * kRowBlocks + kPass;
 #pragma unroll
-      for (int block = 0; block < kRowBlocks; ++block) {
+      for (int block = 0; block < kSide; ++block) {
         const int run = (first + block) * kBricks + brick;
         Weights::read_words(codes + run * Weights::kBrickBytes, lane, words[block]);
       }
@@ -208,16 +220,25 @@ struct WgmmaMainloop {
       tokens = ptx::wgmma_descriptor(ptx::shared_address(base) + k / kBoxK * kBoxBytes + in_box);
     }
 
-    // The next brick, perhaps of the next stage.
+    // The next brick, and its first fragments: of this pass, of the next one, or of the next stage.
+    template <int kPass>
     __device__ void advance() {
-      ++at;
-      if (++brick == kBricks) {
-        done = ring.empty + 8 * ring.slot;
+      if (++brick < min_of(kBricks, bricks)) {
+        open<kPass>();
+      } else {
         brick = 0;
-        ring.advance();
-        ring.wait_full();
+        if constexpr (kPass + 1 < kPasses) {
+          open<kPass + 1>();
+        } else {
+          done = ring.empty + 8 * ring.slot;
+          bricks -= kBricks;
+          if (--stages == 0) return;
+          ring.advance();
+          ring.wait_full();
+          open<0>();
+        }
       }
-      open();
+      prepare<0>();
     }
 
     // Tells the producer that the stage before has been read to its end.
@@ -234,27 +255,28 @@ struct WgmmaMainloop {
       if constexpr (kStep == 0 || (C::kGroupK != 0 && kStep * kStepK % kGroupK == 0)) {
         const int group = Weights::Scales::group_of(brick * kBrickSteps + kStep);
 #pragma unroll
-        for (int block = 0; block < kRowBlocks; ++block)
-          rows[block].load(scales, block, group, lane);
+        for (int block = 0; block < kSide; ++block) rows[block].load(scales, block, group, lane);
       }
 #pragma unroll
-      for (int block = 0; block < kRowBlocks; ++block) {
+      for (int block = 0; block < kSide; ++block) {
         Weights::template fragment<kStep>(words[block], rows[block], a[kStep % 2][block]);
       }
     }
+
+    // The scale of a lane's row, g or g + 8, for the group that a step of the brick belongs to.
+    __device__ float row_factor(int step, int half) const {
+      if constexpr (C::kGroupK == 0) return 1.f;
+      const int group = Weights::Scales::group_of(brick * kBrickSteps + step);
+      return scales.scale(0, group, lane / 4 + 8 * half);
+    }
   };
 
-  // Steps and bricks of a group of K whose sums are scaled together.
-  static constexpr int kGroupSteps =
-      C::kScaleStepK == 0 ? kBrickSteps : min_of(C::kScaleStepK / kStepK, kBrickSteps);
-  static constexpr int kGroupBricks = max_of(C::kScaleStepK / 64, 1);
-
   // Multiplies steps [kStep, kEnd) of the brick at hand, and makes the fragments that come next.
-  template <int kStep, int kEnd>
-  static __device__ void multiply(Consumer& c, Partials& sums, bool adds) {
+  template <int kPass, int kStep, int kEnd>
+  static __device__ void multiply(Consumer& c, Products& sums, bool adds) {
     ptx::wgmma_fence();
 #pragma unroll
-    for (int block = 0; block < kRowBlocks; ++block) {
+    for (int block = 0; block < kSide; ++block) {
       C::Mma::fma(sums[block], c.a[kStep % 2][block],
                   c.tokens + ptx::wgmma_descriptor_step(32 * kStep), adds);
     }
@@ -263,77 +285,64 @@ struct WgmmaMainloop {
     if constexpr (kStep == 0) c.release();
     if constexpr (kStep + 1 < kBrickSteps) {
       c.template prepare<kStep + 1>();
-    } else if (--c.left > 0) {
-      c.advance();
-      c.template prepare<0>();
+    } else {
+      c.template advance<kPass>();
     }
-    if constexpr (kStep + 1 < kEnd) multiply<kStep + 1, kEnd>(c, sums, true);
+    if constexpr (kStep + 1 < kEnd) multiply<kPass, kStep + 1, kEnd>(c, sums, true);
   }
 
-  // The scales of a lane's rows for the group that a step belongs to.
-  static __device__ void row_factors(const Consumer& c, int step, float (&factors)[kRowBlocks][2]) {
-#pragma unroll
-    for (int block = 0; block < kRowBlocks; ++block) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        factors[block][half] = 1.f;
-        if constexpr (C::kGroupK != 0) {
-          const int group = Weights::Scales::group_of(c.brick * kBrickSteps + step);
-          factors[block][half] = c.scales.scale(block, group, c.lane / 4 + 8 * half);
-        }
-      }
-    }
-  }
-
-  // Adds the finished sums of a group, times its scales, to the accumulators.
-  static __device__ void flush(Partials& sums, const float (&factors)[kRowBlocks][2],
-                               Accumulators& acc) {
+  // Adds the finished sums of a group, times its scales, to the accumulators of a row block.
+  static __device__ void flush(Products& sums, const float (&factors)[2],
+                               Sum (&acc)[kTokenTiles][4]) {
     ptx::wgmma_wait<0>();
+    ptx::keep_sums(sums[0]);
 #pragma unroll
-    for (int block = 0; block < kRowBlocks; ++block) {
-      ptx::keep_sums(sums[block]);
+    for (int tile = 0; tile < kTokenTiles; ++tile) {
 #pragma unroll
-      for (int tile = 0; tile < kTokenTiles; ++tile) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          acc[block][tile][i] += float(sums[block][tile][i]) * factors[block][Places::half(i)];
-        }
+      for (int i = 0; i < 4; ++i) {
+        acc[tile][i] += float(sums[0][tile][i]) * factors[Places::half(i)];
       }
     }
   }
 
-  // Multiplies and scales the groups of the brick at hand from step kStep on, or all bricks of one
-  // group.
-  template <int kStep>
-  static __device__ void multiply_group(Consumer& c, Partials& sums, Accumulators& acc) {
-    float factors[kRowBlocks][2];
-    row_factors(c, kStep, factors);
-    multiply<kStep, kStep + kGroupSteps>(c, sums, false);
+  // Multiplies and scales group after group: those of the brick at hand from step kStep on, or one
+  // of several bricks.
+  template <int kPass, int kStep>
+  static __device__ void multiply_groups(Consumer& c, Products& sums, Accumulators& acc) {
+    const float factors[2] = {c.row_factor(kStep, 0), c.row_factor(kStep, 1)};
+    multiply<kPass, kStep, kStep + kGroupSteps>(c, sums, false);
     if constexpr (kGroupBricks > 1) {
-      // c.at is the next brick already.
-      while (c.left > 0 && c.at % kGroupBricks != 0) multiply<0, kBrickSteps>(c, sums, true);
+      // At the end of the stage the brick at hand is the next one's first.
+      while (c.brick % kGroupBricks != 0) multiply<kPass, 0, kBrickSteps>(c, sums, true);
     }
-    flush(sums, factors, acc);
+    flush(sums, factors, acc[kPass]);
     if constexpr (kStep + kGroupSteps < kBrickSteps) {
-      multiply_group<kStep + kGroupSteps>(c, sums, acc);
+      multiply_groups<kPass, kStep + kGroupSteps>(c, sums, acc);
     }
+  }
+
+  // The stage at hand from pass kPass on.
+  template <int kPass>
+  static __device__ void multiply_stage(Consumer& c, Products& sums, Accumulators& acc) {
+    do {
+      multiply_groups<kPass, 0>(c, sums, acc);
+    } while (c.brick != 0);
+    if constexpr (kPass + 1 < kPasses) multiply_stage<kPass + 1>(c, sums, acc);
   }
 
   static __device__ void consume(const Params& p, const u8* shared, int warp, int lane, int begin,
                                  int end, const Ring& ring, Accumulators& acc) {
-    const int first = begin * kBricks;
-    const int count = min_of(Weights::bricks_of(p.k), end * kBricks) - first;
-    Consumer c(shared, warp, lane, ring, first, count);
+    const int bricks = Weights::bricks_of(p.k) - begin * kBricks;
+    Consumer c(shared, warp, lane, ring, bricks, end - begin);
     c.template prepare<0>();
     if constexpr (kPartial) {
-      Partials sums;
-#pragma unroll
-      for (int block = 0; block < kRowBlocks; ++block) ptx::keep_sums(sums[block]);
-      while (c.left > 0) multiply_group<0>(c, sums, acc);
+      Products sums;
+      ptx::keep_sums(sums[0]);
+      while (c.stages > 0) multiply_stage<0>(c, sums, acc);
     } else {
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) ptx::keep_sums(acc[block]);
-      while (c.left > 0) multiply<0, kBrickSteps>(c, acc, true);
+      while (c.stages > 0) multiply<0, 0, kBrickSteps>(c, acc, true);
       ptx::wgmma_wait<0>();
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) ptx::keep_sums(acc[block]);
