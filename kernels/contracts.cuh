@@ -88,7 +88,8 @@ concept TileScheduler = requires(int stages) {
   T::tile(stages).stage_end;
 };
 
-// Sums a CTA's tile over its range of K.
+// Sums a CTA's tile over its range of K. kReservedBytes at the end of shared memory are its own, and
+// kWaits tells whether it waits for the grids ahead by itself.
 template <class T>
 concept Mainloop = requires {
   typename T::Params;
@@ -96,6 +97,7 @@ concept Mainloop = requires {
   T::kThreads;
   T::kSharedBytes;
   T::kReservedBytes;
+  T::kWaits;
   T::sync();
 };
 

@@ -30,7 +30,7 @@ __device__ void gemm(const typename MainloopOf<C>::Params& p) {
 
   // Boxes of 128-byte rows are swizzled in a pattern of 1024 bytes.
   extern __shared__ __align__(1024) u8 shared[];
-  if constexpr (C::kDependentLaunch) ptx::griddepcontrol_wait();
+  if constexpr (C::kDependentLaunch && !Loop::kWaits) ptx::griddepcontrol_wait();
   const TileIndex tile = C::Scheduler::tile((p.k + C::kBlockK - 1) / C::kBlockK);
   typename Loop::Accumulators acc = {};
   // Threads that only brought operands leave.

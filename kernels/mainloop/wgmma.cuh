@@ -21,6 +21,7 @@
 
 #include <humming/mainloop/weights.cuh>
 #include <humming/ptx/barrier.cuh>
+#include <humming/ptx/grid.cuh>
 #include <humming/ptx/setmaxnreg.cuh>
 #include <humming/ptx/shared.cuh>
 #include <humming/ptx/wgmma.cuh>
@@ -60,6 +61,8 @@ struct WgmmaMainloop {
   static constexpr int kStageSize = ceil_div(kBoxes * kBoxBytes + Weights::kSize, 1024) * 1024;
   // The barriers lie behind everything, where the epilogue does not write.
   static constexpr int kReservedBytes = 16 * C::kStages;
+  // It waits for the grids ahead of it by itself, where it first needs what they write.
+  static constexpr bool kWaits = true;
   static constexpr int kSharedBytes = C::kStages * kStageSize + kReservedBytes;
 
   // (row block, token tile, i) -> row 16 * block + g + 8 * Places::half(i),
@@ -106,61 +109,98 @@ struct WgmmaMainloop {
     if (warp >= C::kWarpsN) {
       if constexpr (C::kRegisters != 0) ptx::setmaxnreg_dec<C::kProducerRegisters>();
       if (warp == C::kWarpsN) {
-        produce(p, ptx::shared_address(shared), lane, tile_n, tile_m, begin, end, ring);
+        const Source source(p, ptx::shared_address(shared), lane, tile_n, tile_m);
+        produce(source, begin, end, ring);
       }
       return false;
     }
     if constexpr (C::kRegisters != 0) ptx::setmaxnreg_inc<C::kRegisters>();
+    if constexpr (C::kDependentLaunch) ptx::griddepcontrol_wait();
     consume(p, shared, warp, lane, begin, end, ring, acc);
     return true;
   }
 
  private:
-  // Fills stage after stage; a lane copies the runs of a row block.
-  static __device__ void produce(const Params& p, u32 shared, int lane, int tile_n, int tile_m,
-                                 int begin, int end, Ring ring) {
-    const int bricks = Weights::bricks_of(p.k), groups = Weights::groups_of(p.k);
-    const int blocks = (p.n + 15) / 16, first_block = tile_n * Weights::kBlocks;
-    if (lane == 0) C::Mover::prepare(p.x_map);
-    for (int at = begin; at < end; ++at, ring.advance()) {
-      ring.wait_empty();
-      const u32 barrier = ring.full + 8 * ring.slot, base = shared + ring.slot * kStageSize;
-      const int brick = at * kBricks,
-                group = C::kGroupK == 0 ? 0 : brick * 64 / max_of(C::kGroupK, 1);
+  // What the producer brings, of this tile.
+  struct Source {
+    const Params& p;
+    u32 shared;  // address of stage 0
+    int lane;
+    int bricks, groups, blocks;  // of the whole weight
+    int first_block, first_token;
+
+    __device__ Source(const Params& p, u32 shared, int lane, int tile_n, int tile_m)
+        : p(p),
+          shared(shared),
+          lane(lane),
+          bricks(Weights::bricks_of(p.k)),
+          groups(Weights::groups_of(p.k)),
+          blocks((p.n + 15) / 16),
+          first_block(tile_n * Weights::kBlocks),
+          first_token(tile_m * C::kBlockM) {}
+
+    // Announces a stage and brings its weights; a lane copies the runs of a row block.
+    __device__ void weights(int stage, const Ring& ring) const {
+      const u32 barrier = ring.full + 8 * ring.slot;
+      const int brick = stage * kBricks;
+      const int group = C::kGroupK == 0 ? 0 : brick * 64 / max_of(C::kGroupK, 1);
       const int code_bytes = min_of(kBricks, bricks - brick) * Weights::kBrickBytes;
-      const int there = min_of(Weights::kGroups, groups - group) * 16;
-      const int scale_bytes = kScalesInLoop ? there * Weights::kScaleBytes : 0;
-      const int zero_bytes = Weights::kHasZero ? there * Weights::kZeroBytes : 0;
+      const int values = min_of(Weights::kGroups, groups - group) * 16;
+      const int scale_bytes = kScalesInLoop ? values * Weights::kScaleBytes : 0;
+      const int zero_bytes = Weights::kHasZero ? values * Weights::kZeroBytes : 0;
       if (lane == 0) {
         const int run_bytes = code_bytes + scale_bytes + zero_bytes;
         ptx::mbarrier_arrive_expect_tx(barrier, kBoxes * kBoxBytes + Weights::kBlocks * run_bytes);
-#pragma unroll
-        for (int box = 0; box < kBoxes; ++box) {
-          C::Mover::box(base + box * kBoxBytes, p.x_map, at * C::kBlockK + box * kBoxK,
-                        tile_m * C::kBlockM, barrier);
-        }
       }
       __syncwarp();
+      const u32 codes = shared + ring.slot * kStageSize + kBoxes * kBoxBytes;
+      const u32 scales = codes + Weights::kCodesSize, zeros = scales + Weights::kScalesSize;
       for (int run = lane; run < Weights::kBlocks; run += 32) {
         const i64 block = min_of(first_block + run, blocks - 1);
-        const u32 codes = base + kBoxes * kBoxBytes;
         C::Mover::run(
             codes + run * kBricks * Weights::kBrickBytes,
             static_cast<const u8*>(p.codes) + (block * bricks + brick) * Weights::kBrickBytes,
             code_bytes, barrier);
-        const i64 first = (block * groups + group) * 16;
+        const i64 from = (block * groups + group) * 16;
         const int to = run * Weights::kGroups * 16;
         if constexpr (kScalesInLoop) {
-          C::Mover::run(codes + Weights::kCodesSize + to * Weights::kScaleBytes,
-                        static_cast<const u8*>(p.scales) + first * Weights::kScaleBytes,
-                        scale_bytes, barrier);
+          C::Mover::run(scales + to * Weights::kScaleBytes,
+                        static_cast<const u8*>(p.scales) + from * Weights::kScaleBytes, scale_bytes,
+                        barrier);
         }
         if constexpr (Weights::kHasZero) {
-          C::Mover::run(
-              codes + Weights::kCodesSize + Weights::kScalesSize + to * Weights::kZeroBytes,
-              static_cast<const u8*>(p.zeros) + first * Weights::kZeroBytes, zero_bytes, barrier);
+          C::Mover::run(zeros + to * Weights::kZeroBytes,
+                        static_cast<const u8*>(p.zeros) + from * Weights::kZeroBytes, zero_bytes,
+                        barrier);
         }
       }
+    }
+
+    __device__ void tokens(int stage, const Ring& ring) const {
+      if (lane != 0) return;
+#pragma unroll
+      for (int box = 0; box < kBoxes; ++box) {
+        C::Mover::box(shared + ring.slot * kStageSize + box * kBoxBytes, p.x_map,
+                      stage * C::kBlockK + box * kBoxK, first_token, ring.full + 8 * ring.slot);
+      }
+    }
+  };
+
+  // Fills stage after stage.
+  static __device__ void produce(const Source& source, int begin, int end, Ring ring) {
+    if (source.lane == 0) C::Mover::prepare(source.p.x_map);
+    int at = begin;
+    if constexpr (C::kDependentLaunch) {
+      // Weights are constant: the first ones come while the grids ahead still write the tokens.
+      Ring ahead = ring;
+      for (; at < end && at < begin + C::kStages; ++at, ahead.advance()) source.weights(at, ahead);
+      ptx::griddepcontrol_wait();
+      for (int stage = begin; stage < at; ++stage, ring.advance()) source.tokens(stage, ring);
+    }
+    for (; at < end; ++at, ring.advance()) {
+      ring.wait_empty();
+      source.weights(at, ring);
+      source.tokens(at, ring);
     }
   }
 
