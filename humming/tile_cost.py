@@ -41,10 +41,11 @@ OPERAND_SCALE_SLOTS = 0.73
 STAGE_INSTRUCTIONS, COPY_INSTRUCTIONS, LDMATRIX_SLOTS, SCALE_TILE_SLOTS = 76.0, 3.65, 4.4, 7.5
 # Of two terms the shorter one shows in part behind the longer: MMA and issue, both and copies.
 ISSUE_MMA_LOSS, MEMORY_LOSS = 0.68, 0.11
-# Of warpgroups, whose MMA runs beside the warps: what shows of the shorter term, the share of the
-# rate that long products reach (cuBLAS bf16 on an H200: 767 of 989 TFLOPS), and warp instructions
-# per stage and warp, and per 16 x 16 fragment.
-ASYNCHRONOUS_LOSS, ASYNCHRONOUS_RATE_SHARE = 0.15, 0.8
+# Of warpgroups, whose MMA runs beside the warps; not fitted yet. What shows of the shorter term
+# where a scheduler has one warp, the share of the rate that long products reach (cuBLAS bf16 on an
+# H200: 767 of 989 TFLOPS), barriers and the first copies, and warp instructions per stage and warp
+# and per 16 x 16 fragment.
+ASYNCHRONOUS_LOSS, ASYNCHRONOUS_RATE_SHARE, WARPGROUP_US = 0.3, 0.8, 2.5
 WARPGROUP_STAGE_INSTRUCTIONS, FRAGMENT_INSTRUCTIONS = 30.0, 6.0
 # Sums that are scaled into others, per value and lane; results that leave through shared memory.
 FLUSH_SLOTS, STORED_BYTES_PER_CLOCK = 1.5, 40.0
@@ -131,7 +132,8 @@ def tile_cost(
     waiting = WAITING / (per_scheduler * (1 + ROW_BLOCK_RELIEF * (row_blocks - 1)))
     if lowering.has_producer:
         issue_us *= 1 + waiting
-        compute_us = max(issue_us, mma_us) + ASYNCHRONOUS_LOSS * min(issue_us, mma_us)
+        loss = ASYNCHRONOUS_LOSS / max(1.0, together * tile.warps_n / SCHEDULERS)
+        compute_us = max(issue_us, mma_us) + loss * min(issue_us, mma_us)
     else:
         compute_us = max(issue_us, mma_us) + ISSUE_MMA_LOSS * min(issue_us, mma_us)
         compute_us *= 1 + waiting
@@ -140,7 +142,7 @@ def tile_cost(
     overhead_us += STAGE_US * stages * ceil(waves / together)
     if lowering.has_producer:
         stored = 4.0 * tile.block_n * tile.block_m * ceil(waves / together)
-        overhead_us += stored / (STORED_BYTES_PER_CLOCK * rates.clocks_per_us)
+        overhead_us += WARPGROUP_US + stored / (STORED_BYTES_PER_CLOCK * rates.clocks_per_us)
     if tile.split_k > 1:
         partials = 8.0 * tile.split_k * problem.n * tiles_m * tile.block_m
         overhead_us += SPLIT_K_US + partials / (rates.bytes_per_us * PARTIALS_SHARE)

@@ -221,7 +221,7 @@ def _warpgroup_shapes(
     for block_m in _warpgroup_block_m(m_range):
         for warpgroups, row_blocks in ((1, 1), (2, 1), (1, 2), (2, 2)):
             for bricks in (1, 2):
-                for num_stages in (3, 4, 6, 8):
+                for num_stages in (8, 6, 5, 4, 3):
                     for split_k in splits:
                         yield warpgroup_tile(
                             warpgroups, row_blocks, block_m, bricks, num_stages, split_k
