@@ -118,7 +118,7 @@ def plans_of(
     lowerings = [
         lowering
         for lowering in enumerate_lowerings(problem, caps)[0]
-        if lowering.has_producer and lowering.mover == "tma" and lowering.mma.accumulator.bits == 32
+        if lowering.has_producer and lowering.mma.accumulator.bits == 32
     ]
     explicit = [
         (lowering, tile)

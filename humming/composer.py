@@ -99,7 +99,7 @@ class KernelPlan:
 
     @property
     def x_box(self) -> tuple[int, int] | None:
-        """Tokens and bytes of K of the boxes in which a copy engine brings activations, if one does.
+        """Tokens and bytes of K of the boxes in which a copy engine brings tokens, if one does.
 
         Then the kernel's parameters end with a tensor map of them.
         """

@@ -218,7 +218,7 @@ def _warpgroup_shapes(
 ) -> Iterator[TileConfig]:
     """Tiles of warpgroups, each of 64 rows or twice that."""
     splits = (1,) if problem.batch_invariant or m_range[1] is None else (1, 2, 4, 8)
-    for block_m in _warpgroup_block_m(m_range):
+    for block_m in _warpgroup_block_m(m_range, lowering.mma.n_values):
         for warpgroups, row_blocks in ((1, 1), (2, 1), (1, 2), (2, 2)):
             for bricks in (1, 2):
                 for num_stages in (8, 6, 5, 4, 3):
@@ -246,12 +246,14 @@ def warpgroup_tile(
     )
 
 
-def _warpgroup_block_m(m_range: tuple[int, int | None]) -> tuple[int, ...]:
-    """Token tiles of warpgroups that suit a range: the one that holds it all, or several."""
-    high = m_range[1]
+def _warpgroup_block_m(
+    m_range: tuple[int, int | None], instruction: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Token tiles of an instruction that suit a range: the one that holds it all, or several."""
+    high, sizes = m_range[1], [size for size in WARPGROUP_TOKENS if size in instruction]
     if high is None or high > 64:
-        return tuple(size for size in WARPGROUP_TOKENS if size >= 64)
-    return tuple(size for size in WARPGROUP_TOKENS if high <= size)[:1]
+        return tuple(size for size in sizes if size >= 64)
+    return tuple(size for size in sizes if high <= size)[:1]
 
 
 def _block_m(m_range: tuple[int, int | None], step: int) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ def lowerings(problem: GemmProblem, caps: DeviceCapabilities) -> list[Lowering]:
     return [
         lowering
         for lowering in found
-        if lowering.has_producer and lowering.mover == "tma" and lowering.mma.accumulator.bits == 32
+        if lowering.has_producer and lowering.mma.accumulator.bits == 32
     ]
 
 
