@@ -135,7 +135,7 @@ def likely_tiles(
 ) -> Iterator[TileConfig]:
     """Tiles that leave few SMs idle and waste few tokens, with the deepest pipeline that fits."""
     sms = caps.sms or 1
-    for warpgroups, row_blocks in ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1)):
+    for warpgroups, row_blocks in ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (4, 1)):
         for block_m in (8, 16, 32, 64, 96, 128, 192, 256):
             if not m <= block_m < 2 * m and not 64 <= block_m < m:
                 continue

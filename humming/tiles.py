@@ -37,7 +37,7 @@ OUT_ROW_PADDING = 4
 MAX_ACCUMULATORS = 128
 # The same of warpgroups, whose fragments are two at a time and whose tokens are no registers.
 MAX_WARPGROUP_ACCUMULATORS, WARPGROUP_REGISTERS = 192, 40
-# Threads of a CTA.
+# Threads of a CTA that multiply.
 MAX_THREADS = 512
 # Warps of a warpgroup, and the token tiles that its instruction is written for
 # (kernels/ptx/wgmma.cuh).
@@ -219,7 +219,7 @@ def _warpgroup_shapes(
     """Tiles of warpgroups, each of 64 rows or twice that."""
     splits = (1,) if problem.batch_invariant or m_range[1] is None else (1, 2, 4, 8)
     for block_m in _warpgroup_block_m(m_range, lowering.mma.n_values):
-        for warpgroups, row_blocks in ((1, 1), (2, 1), (1, 2), (2, 2)):
+        for warpgroups, row_blocks in ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1)):
             for bricks in (1, 2):
                 for num_stages in (8, 6, 5, 4, 3):
                     for split_k in splits:
@@ -281,7 +281,7 @@ def fits(
     if lowering.has_producer:
         most_sums, others = MAX_WARPGROUP_ACCUMULATORS, WARPGROUP_REGISTERS
     return (
-        tile.threads <= MAX_THREADS
+        LANES * tile.warps_n * tile.warps_k <= MAX_THREADS
         and _divide_k(tile.block_k, part_k, group)
         and _divide_k(tile.block_k, part_k, step)
         and step % lowering.step_k == 0

@@ -12,7 +12,6 @@ from warpgroups import FORMATS, lowerings, plans
 
 from humming import plugins
 from humming.composer import KernelPlan, compose_as, m_range_of
-from humming.problem import GemmProblem
 from humming.runtime import Kernel
 from humming.tiles import warpgroup_tile
 
