@@ -139,7 +139,7 @@ def likely_tiles(
         for block_m in (8, 16, 32, 64, 96, 128, 192, 256):
             if not m <= block_m < 2 * m and not 64 <= block_m < m:
                 continue
-            for bricks in (1, 2):
+            for bricks in (1, 2) if lowering.operand_bits == 16 else (2, 4):
                 for split_k in (1, 2, 4):
                     shape = (warpgroups, row_blocks, block_m, bricks)
                     tile = warpgroup_tile(*shape, 2, split_k)

@@ -94,6 +94,9 @@ def _wgmma() -> Iterator[Component]:
         struct = f"humming::Wgmma<humming::{element}, humming::{element}, float>"
         key = f"wgmma:m64n8k16:{name}:{name}:float32"
         yield Component("mma", key, "humming/mma/wgmma.cuh", struct)
+    for a, b in product(("int8", "uint8"), repeat=2):
+        struct = f"humming::Wgmma<humming::{_INTEGERS[a]}, humming::{_INTEGERS[b]}, int>"
+        yield Component("mma", f"wgmma:m64n8k32:{a}:{b}:int32", "humming/mma/wgmma.cuh", struct)
 
 
 def _integer_mma(wide: str, narrow: str, types: tuple[str, str]) -> Iterator[tuple[str, str, str]]:

@@ -16,6 +16,7 @@ from humming.lowering import (
     EPILOGUE,
     LONGEST_STAGE_K,
     Lowering,
+    activation_group,
     scale_step,
     weight_group,
 )
@@ -36,7 +37,7 @@ OUT_ROW_PADDING = 4
 # Accumulators of a thread; more would spill beside fragments and addresses.
 MAX_ACCUMULATORS = 128
 # The same of warpgroups, whose fragments are two at a time and whose tokens are no registers.
-MAX_WARPGROUP_ACCUMULATORS, WARPGROUP_REGISTERS = 192, 40
+MAX_WARPGROUP_ACCUMULATORS, WARPGROUP_REGISTERS, TOKEN_SCALE_REGISTERS = 192, 40, 24
 # Threads of a CTA that multiply.
 MAX_THREADS = 512
 # Warps of a warpgroup, and the token tiles that its instruction is written for
@@ -220,7 +221,8 @@ def _warpgroup_shapes(
     splits = (1,) if problem.batch_invariant or m_range[1] is None else (1, 2, 4, 8)
     for block_m in _warpgroup_block_m(m_range, lowering.mma.n_values):
         for warpgroups, row_blocks in ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1)):
-            for bricks in (1, 2):
+            # Rows of boxes of 8-bit activations hold two bricks.
+            for bricks in (1, 2) if lowering.operand_bits == 16 else (2, 4):
                 for num_stages in (8, 6, 5, 4, 3):
                     for split_k in splits:
                         yield warpgroup_tile(
@@ -274,12 +276,14 @@ def fits(
     """Whether a tile's parts divide one another as the kernel needs it, and the device holds it."""
     group, step = weight_group(problem), scale_step(problem)
     stage = tile.stage_bytes(problem, lowering)
-    part_k = BRICK_K if lowering.has_producer else tile.warp_k
+    boxes = lowering.has_producer
+    part_k = BRICK_K if boxes else tile.warp_k
     file = caps.registers_per_sm or 65536
     registers = tile.dealt_registers(file)[1] or min(255, file // tile.threads)
     most_sums, others = MAX_ACCUMULATORS, OTHER_REGISTERS
-    if lowering.has_producer:
+    if boxes:
         most_sums, others = MAX_WARPGROUP_ACCUMULATORS, WARPGROUP_REGISTERS
+        others += TOKEN_SCALE_REGISTERS if activation_group(problem) else 0
     return (
         LANES * tile.warps_n * tile.warps_k <= MAX_THREADS
         and _divide_k(tile.block_k, part_k, group)
@@ -287,6 +291,7 @@ def fits(
         and step % lowering.step_k == 0
         and tile.accumulators(lowering) <= min(most_sums, registers - others)
         and tile.smem_bytes(problem, lowering) <= (caps.smem_per_block_bytes or 48 * 1024)
+        and (not boxes or tile.block_k * problem.activation.dtype.bits // 8 % BOX_ROW_BYTES == 0)
         and (lowering.mover != "plain" or stage / 16 / tile.threads <= MAX_PIECES_IN_REGISTERS)
         and (tile.split_k == 1 or _stages(problem, tile) >= MIN_STAGES_PER_SPLIT * tile.split_k)
     )

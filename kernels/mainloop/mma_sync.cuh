@@ -20,6 +20,7 @@
 // exactly zero; no step needs a bounds check.
 #pragma once
 
+#include <humming/mainloop/token_scales.cuh>
 #include <humming/mainloop/weights.cuh>
 #include <humming/params.cuh>
 #include <humming/ptx/global.cuh>
@@ -222,19 +223,10 @@ struct MmaSyncMainloop {
     typename Weights::Scales scales;
     u32 x;  // address of what this lane reads of token tile 0, first k
     int lane;
-    // Scales of the tile's tokens, from its first one on, and the number of the stage's first step
-    // of K.
-    const u8* x_scales;
-    int tokens, x_groups, step;
+    TokenScales<C> token_scales;
+    int k;  // the stage's first value of K
 
-    // The scale of a token for the group of a step; tokens and groups that do not exist have the
-    // last one's, whose products with zeros are zero or, being its NaN, are not stored.
-    __device__ float token_scale(int token, int at) const {
-      const int group = min_of((step + at) * kStepK / max_of(C::kTokenGroupK, 1), x_groups - 1);
-      using Scale = typename C::TokenScale;
-      const auto* values = reinterpret_cast<const typename Scale::Storage*>(x_scales);
-      return Scale::to_float(values[i64(min_of(token, tokens - 1)) * x_groups + group]);
-    }
+    __device__ Stage(const GemmParams& p, int tile_m) : token_scales(p, tile_m) {}
   };
 
   // Steps since a group of K began, known when compiling where groups end within a brick.
@@ -328,7 +320,7 @@ struct MmaSyncMainloop {
 #pragma unroll
       for (int column = 0; column < kTileTokens / 4; ++column) {
         const int token = kTileTokens * tile + Places::token(stage.lane, column);
-        tokens[column] = stage.token_scale(token, first_step + step);
+        tokens[column] = stage.token_scales.at(token, stage.k + (first_step + step) * kStepK);
       }
     }
 #pragma unroll
@@ -389,21 +381,14 @@ struct MmaSyncMainloop {
       const int next_slot = slot == 0 ? C::kStages - 1 : slot - 1;
       if (next < end) loader.issue(fetch, next, next_slot);
       const u8* base = shared + slot * kStageSize;
-      Stage stage;
+      Stage stage(p, tile_m);
       stage.codes = base + (warp_n * kRowBlocks * kBricks + warp_k * kWarpBricks) * kBrickBytes;
       stage.scales.scales = base + kCodesSize + warp_n * kRowBlocks * kGroups * 16 * kScaleBytes;
       stage.scales.zeros =
           base + kCodesSize + kScalesSize + warp_n * kRowBlocks * kGroups * 16 * kZeroBytes;
       stage.x = ptx::shared_address(base) + x_offset;
       stage.lane = lane;
-      if constexpr (C::kTokenGroupK != 0) {
-        const i64 token = tile_m * C::kBlockM;
-        stage.x_scales = static_cast<const u8*>(p.x_scales) +
-                         token * p.x_groups * sizeof(typename C::TokenScale::Storage);
-        stage.tokens = p.m - token;
-        stage.x_groups = p.x_groups;
-        stage.step = at * (C::kBlockK / kStepK);
-      }
+      stage.k = at * C::kBlockK;
       compute(stage, first_step, acc);
       if (next < end) fetch.land();
       C::Mover::commit();

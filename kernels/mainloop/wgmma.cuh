@@ -19,6 +19,7 @@
 // beyond K are zeros of the boxes; bricks beyond K are left out.
 #pragma once
 
+#include <humming/mainloop/token_scales.cuh>
 #include <humming/mainloop/weights.cuh>
 #include <humming/ptx/barrier.cuh>
 #include <humming/ptx/grid.cuh>
@@ -116,7 +117,7 @@ struct WgmmaMainloop {
     }
     if constexpr (C::kRegisters != 0) ptx::setmaxnreg_inc<C::kRegisters>();
     if constexpr (C::kDependentLaunch) ptx::griddepcontrol_wait();
-    consume(p, shared, warp, lane, begin, end, ring, acc);
+    consume(p, shared, warp, lane, tile_m, begin, end, ring, acc);
     return true;
   }
 
@@ -224,6 +225,7 @@ struct WgmmaMainloop {
     Ring ring;
     int bricks;      // of K from the stage at hand on
     int stages;      // of the part from the one at hand on
+    int k;           // first value of K of the stage at hand
     int brick = 0;   // the one at hand, within its stage
     u32 done = 0;    // barrier to arrive at when all products before the next one have ended
     u64 tokens = 0;  // descriptor of the brick's tokens
@@ -233,8 +235,14 @@ struct WgmmaMainloop {
     u32 a[2][kSide][4];
 
     __device__ Consumer(const u8* shared, int warp, int lane, const Ring& ring, int bricks,
-                        int stages)
-        : shared(shared), warp(warp), lane(lane), ring(ring), bricks(bricks), stages(stages) {
+                        int begin, int end)
+        : shared(shared),
+          warp(warp),
+          lane(lane),
+          ring(ring),
+          bricks(bricks - begin * kBricks),
+          stages(end - begin),
+          k(begin * C::kBlockK) {
 #pragma unroll
       for (int block = 0; block < kSide; ++block) rows[block].clear();
       this->ring.wait_full();
@@ -256,8 +264,8 @@ struct WgmmaMainloop {
       scales.scales = codes + Weights::kCodesSize + values * Weights::kScaleBytes;
       scales.zeros =
           codes + Weights::kCodesSize + Weights::kScalesSize + values * Weights::kZeroBytes;
-      const int k = brick * 64, in_box = k % kBoxK * C::Tokens::kBits / 8;
-      tokens = ptx::wgmma_descriptor(ptx::shared_address(base) + k / kBoxK * kBoxBytes + in_box);
+      const int box = brick * 64 / kBoxK, in_box = brick * 64 % kBoxK * C::Tokens::kBits / 8;
+      tokens = ptx::wgmma_descriptor(ptx::shared_address(base) + box * kBoxBytes + in_box);
     }
 
     // The next brick, and its first fragments: of this pass, of the next one, or of the next stage.
@@ -272,6 +280,7 @@ struct WgmmaMainloop {
         } else {
           done = ring.empty + 8 * ring.slot;
           bricks -= kBricks;
+          k += C::kBlockK;
           if (--stages == 0) return;
           ring.advance();
           ring.wait_full();
@@ -299,7 +308,13 @@ struct WgmmaMainloop {
       }
 #pragma unroll
       for (int block = 0; block < kSide; ++block) {
-        Weights::template fragment<kStep>(words[block], rows[block], a[kStep % 2][block]);
+        u32(&to)[4] = a[kStep % 2][block];
+        Weights::template fragment<kStep>(words[block], rows[block], to);
+        // Codes that are operands as they are would stay where the next words are read to.
+        if constexpr (C::Order::kCodeBits == C::Order::kOperandBits) {
+#pragma unroll
+          for (u32& word : to) word = ptx::copied(word);
+        }
       }
     }
 
@@ -331,16 +346,23 @@ struct WgmmaMainloop {
     if constexpr (kStep + 1 < kEnd) multiply<kPass, kStep + 1, kEnd>(c, sums, true);
   }
 
-  // Adds the finished sums of a group, times its scales, to the accumulators of a row block.
-  static __device__ void flush(Products& sums, const float (&factors)[2],
-                               Sum (&acc)[kTokenTiles][4]) {
+  // Adds the finished sums of a group, times its scales, to the accumulators of a row block. `k` is
+  // a value of the group.
+  static __device__ void flush(const TokenScales<C>& token_scales, int k, Products& sums,
+                               const float (&factors)[2], Sum (&acc)[kTokenTiles][4]) {
     ptx::wgmma_wait<0>();
     ptx::keep_sums(sums[0]);
+    const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int tile = 0; tile < kTokenTiles; ++tile) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        acc[tile][i] += float(sums[0][tile][i]) * factors[Places::half(i)];
+        float sum = float(sums[0][tile][i]);
+        if constexpr (C::kTokenGroupK != 0) {
+          const int token = kTileTokens * tile + Places::token(lane, Places::column(i));
+          sum *= token_scales.at(token, k);
+        }
+        acc[tile][i] += sum * factors[Places::half(i)];
       }
     }
   }
@@ -348,37 +370,40 @@ struct WgmmaMainloop {
   // Multiplies and scales group after group: those of the brick at hand from step kStep on, or one
   // of several bricks.
   template <int kPass, int kStep>
-  static __device__ void multiply_groups(Consumer& c, Products& sums, Accumulators& acc) {
+  static __device__ void multiply_groups(const TokenScales<C>& token_scales, Consumer& c,
+                                         Products& sums, Accumulators& acc) {
     const float factors[2] = {c.row_factor(kStep, 0), c.row_factor(kStep, 1)};
+    const int k = c.k + c.brick * 64 + kStep * kStepK;
     multiply<kPass, kStep, kStep + kGroupSteps>(c, sums, false);
     if constexpr (kGroupBricks > 1) {
       // At the end of the stage the brick at hand is the next one's first.
       while (c.brick % kGroupBricks != 0) multiply<kPass, 0, kBrickSteps>(c, sums, true);
     }
-    flush(sums, factors, acc[kPass]);
+    flush(token_scales, k, sums, factors, acc[kPass]);
     if constexpr (kStep + kGroupSteps < kBrickSteps) {
-      multiply_groups<kPass, kStep + kGroupSteps>(c, sums, acc);
+      multiply_groups<kPass, kStep + kGroupSteps>(token_scales, c, sums, acc);
     }
   }
 
   // The stage at hand from pass kPass on.
   template <int kPass>
-  static __device__ void multiply_stage(Consumer& c, Products& sums, Accumulators& acc) {
+  static __device__ void multiply_stage(const TokenScales<C>& token_scales, Consumer& c,
+                                        Products& sums, Accumulators& acc) {
     do {
-      multiply_groups<kPass, 0>(c, sums, acc);
+      multiply_groups<kPass, 0>(token_scales, c, sums, acc);
     } while (c.brick != 0);
-    if constexpr (kPass + 1 < kPasses) multiply_stage<kPass + 1>(c, sums, acc);
+    if constexpr (kPass + 1 < kPasses) multiply_stage<kPass + 1>(token_scales, c, sums, acc);
   }
 
-  static __device__ void consume(const Params& p, const u8* shared, int warp, int lane, int begin,
-                                 int end, const Ring& ring, Accumulators& acc) {
-    const int bricks = Weights::bricks_of(p.k) - begin * kBricks;
-    Consumer c(shared, warp, lane, ring, bricks, end - begin);
+  static __device__ void consume(const Params& p, const u8* shared, int warp, int lane, int tile_m,
+                                 int begin, int end, const Ring& ring, Accumulators& acc) {
+    Consumer c(shared, warp, lane, ring, Weights::bricks_of(p.k), begin, end);
     c.template prepare<0>();
     if constexpr (kPartial) {
       Products sums;
       ptx::keep_sums(sums[0]);
-      while (c.stages > 0) multiply_stage<0>(c, sums, acc);
+      const TokenScales<C> token_scales(p, tile_m);
+      while (c.stages > 0) multiply_stage<0>(token_scales, c, sums, acc);
     } else {
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) ptx::keep_sums(acc[block]);

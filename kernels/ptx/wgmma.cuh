@@ -25,6 +25,13 @@ __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// A register of its own with the same value, for operands that are read while their source changes.
+__device__ inline u32 copied(u32 value) {
+  u32 copy;
+  asm volatile("mov.b32 %0, %1;" : "=r"(copy) : "r"(value));
+  return copy;
+}
+
 // Keeps the compiler from moving accesses to sums across this place: it does not know that an
 // instruction under way still writes them.
 template <class Number, int kTiles>

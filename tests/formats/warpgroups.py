@@ -16,10 +16,15 @@ FORMATS = (
     *("int8", "int8_g256", "mxfp4", "fp8", "nvfp4", "int3_g64", "mxfp6_e3m2", "int4_tensor"),
 )
 """Weights with scales and zero points of every kind."""
+QUANTIZED = (
+    *("int4 x int8", "int8 x int8", "int8 x int8_asym", "uint4_zp x int8", "int4_g128 x int8"),
+    *("int8_g128 x int8_g128", "int4_g32 x int8_g64", "uint3_g64_zp x int8_tensor"),
+)
+"""Products of quantized activations that warpgroups take as they are."""
 # (warpgroups, row blocks, tokens of a tile, bricks of a stage, stages)
 SHAPES = (
     *((1, 1, 8, 1, 2), (1, 1, 64, 2, 3), (2, 1, 16, 2, 4), (2, 1, 96, 1, 3), (1, 2, 32, 2, 2)),
-    *((2, 2, 64, 1, 3), (3, 1, 32, 2, 2), (2, 1, 128, 2, 2), (2, 1, 256, 1, 2)),
+    *((2, 2, 64, 1, 3), (3, 1, 32, 2, 2), (2, 1, 128, 2, 2), (2, 1, 256, 1, 2), (4, 1, 32, 4, 2)),
 )
 
 

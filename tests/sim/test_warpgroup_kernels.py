@@ -8,7 +8,7 @@ import torch
 from products import Product, product_of
 from test_kernels import Product as SimulatedProduct
 from test_kernels import errors
-from warpgroups import FORMATS, lowerings, plans
+from warpgroups import FORMATS, QUANTIZED, lowerings, plans
 
 from humming import plugins
 from humming.composer import KernelPlan, compose_as, m_range_of
@@ -25,20 +25,31 @@ def run(plan: KernelPlan, m: int) -> tuple[Product, torch.Tensor]:
     out = torch.full(
         (m, plan.problem.n), torch.nan, dtype=getattr(torch, plan.problem.out_dtype.name)
     )
-    Kernel(plan, -1).launch(product.tokens.x, product.operands, out, 0)
+    tokens = product.tokens
+    Kernel(plan, -1).launch(tokens.x, product.operands, out, 0, tokens.scales)
     return product, out
 
 
 @pytest.mark.parametrize("activation", ["bf16", "fp16"])
 @pytest.mark.parametrize("weight", FORMATS)
 def test_products_of_warpgroups(weight: str, activation: str, rng: np.random.Generator) -> None:
-    torch.manual_seed(int(rng.integers(2**31)))
     if weight.endswith("_fzp") and activation == "bf16":
         weight += "_sbf16"
+    check(f"{weight} x {activation}", rng)
+
+
+@pytest.mark.parametrize("problem", QUANTIZED)
+def test_products_of_quantized_activations(problem: str, rng: np.random.Generator) -> None:
+    check(problem, rng)
+
+
+def check(problem: str, rng: np.random.Generator) -> None:
+    """Holds a product of random size to its bound, by each lowering of warpgroups."""
+    torch.manual_seed(int(rng.integers(2**31)))
     n, k = int(rng.integers(20, 300)), int(rng.integers(20, 400))
     m = int(rng.choice(TOKENS))
     out = rng.choice(["float32", "bfloat16", "float16"])
-    found = list(plans(f"{weight} x {activation} -> {out}", CAPS, (m, n, k), rng))
+    found = list(plans(f"{problem} -> {out}", CAPS, (m, n, k), rng))
     assert found
     for plan in found:
         print(plan.lowering.name, plan.tile, m, n, k)
