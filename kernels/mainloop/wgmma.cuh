@@ -90,8 +90,14 @@ struct WgmmaMainloop {
     __device__ void wait_empty() const { ptx::mbarrier_wait(empty + 8 * slot, parity ^ 1); }
   };
 
+  // Named barriers; 0 is that of the whole CTA.
+  static constexpr int kMeet = 1, kStagger = 2;
+  // Two warpgroups that started together would scale their partial sums at the same time, and leave
+  // the tensor cores idle; so one begins a stage later.
+  static constexpr bool kStaggered = kPartial && C::kWarpsN == 8;
+
   // Threads that hold sums meet.
-  static __device__ void sync() { ptx::named_barrier_sync<kThreads>(1); }
+  static __device__ void sync() { ptx::named_barrier_sync<kThreads>(kMeet); }
 
   // Sums stages [begin, end) of the tile; returns whether this thread holds sums.
   static __device__ bool run(const Params& p, u8* shared, int tile_n, int tile_m, int begin,
@@ -403,7 +409,11 @@ struct WgmmaMainloop {
       Products sums;
       ptx::keep_sums(sums[0]);
       const TokenScales<C> token_scales(p, tile_m);
-      while (c.stages > 0) multiply_stage<0>(token_scales, c, sums, acc);
+      if (kStaggered && warp >= 4) ptx::named_barrier_sync<kThreads>(kStagger);
+      for (bool first = true; c.stages > 0; first = false) {
+        multiply_stage<0>(token_scales, c, sums, acc);
+        if (kStaggered && first && warp < 4) ptx::named_barrier_arrive<kThreads>(kStagger);
+      }
     } else {
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) ptx::keep_sums(acc[block]);

@@ -5,12 +5,13 @@ import re
 import numpy as np
 import pytest
 import torch
-from products import Product, product_of
+from products import Product, operands_of, product_of
 from test_kernels import Product as SimulatedProduct
 from test_kernels import errors
 from warpgroups import FORMATS, QUANTIZED, lowerings, plans
 
-from humming import plugins
+import humming
+from humming import plugins, reference
 from humming.composer import KernelPlan, compose_as, m_range_of
 from humming.runtime import Kernel
 from humming.tiles import warpgroup_tile
@@ -93,6 +94,27 @@ def test_the_order_of_warps_does_not_change_a_bit(rng: np.random.Generator) -> N
 def test_rows_beyond_the_weight_are_not_read(n: int) -> None:
     """A tile of 128 rows over a weight of fewer reads what there is."""
     product_in("int4_g128 x bf16", 3, n, 192, (2, 1, 8, 2, 2)).check()
+
+
+@pytest.mark.parametrize("rows", ["apart", "single", "repeated", "inner"])
+def test_rows_of_activations_may_lie_anywhere(rows: str) -> None:
+    """Tensor maps take rows as tensors have them."""
+    problem = GemmProblem.parse("int4_g64 x bf16 -> float32", 40, 192)
+    (lowering, *_) = lowerings(problem, CAPS)
+    plan = compose_as(problem, CAPS, (1, 16), lowering, warpgroup_tile(1, 1, 8, 1, 2))
+    memory = torch.randn(20, 512).bfloat16()
+    x = {
+        "apart": memory[::2, :192],
+        "single": memory[3:4, :192].as_strided((1, 192), (7, 1), 1024),
+        "repeated": memory[:1, :192].expand(9, 192),
+        "inner": memory[:11, 64:256],
+    }[rows]
+    weight = humming.quantize(torch.randn(40, 192), problem.weight)
+    out = torch.full((x.shape[0], 40), torch.nan)
+    Kernel(plan, -1).launch(x, operands_of(plan, weight, None), out, 0)
+    roundings = lowering.operand_roundings(problem)
+    bound = reference.error_bound(problem, x, weight, operand_roundings=roundings)
+    assert (out.double() - reference.matmul(x, weight)).abs().le(bound).all()
 
 
 @pytest.mark.parametrize(
