@@ -13,6 +13,7 @@ from warpgroups import FORMATS, QUANTIZED, lowerings, plans
 import humming
 from humming import plugins, reference
 from humming.composer import KernelPlan, compose_as, m_range_of
+from humming.problem import GemmProblem
 from humming.runtime import Kernel
 from humming.tiles import warpgroup_tile
 
