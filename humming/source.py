@@ -74,7 +74,7 @@ def compose_source(
     types = {
         "Scale": f"humming::{_element(weight.scale_dtype)}",
         "TokenScale": f"humming::{_element(activation.scale_dtype)}",
-        "Out": f"humming::{_element(problem.out_dtype)}",
+        "Out": f"humming::{_out(problem.out_dtype, caps)}",
         "Mover": struct["producer" if lowering.has_producer else "mover"],
         "Mma": struct["mma"],
         "Tokens": _token_struct(problem, lowering, struct["tokens"]),
@@ -221,6 +221,11 @@ def _code_struct(dtype: DataType) -> str:
             "};",
         ]
     )
+
+
+def _out(dtype: DataType, caps: DeviceCapabilities) -> str:
+    native = dtype == "bfloat16" and "bf16_arithmetic" in caps.features
+    return "NativeBf16" if native else _element(dtype)
 
 
 def _bool(value: bool) -> str:
