@@ -13,8 +13,8 @@ from humming.dtypes import NARROW
 from humming.errors import PluginError
 
 SLOTS = (
-    *("mover", "mma", "dequant", "tokens", "convert", "mainloop", "epilogue", "scheduler"),
-    "encode",
+    *("mover", "producer", "mma", "dequant", "tokens", "convert", "mainloop", "epilogue"),
+    *("scheduler", "encode"),
 )
 """The slots of a kernel; `kernels/contracts.cuh` has the contract of each."""
 
@@ -25,11 +25,12 @@ class Component:
 
     Attributes:
         slot: one of `SLOTS`.
-        serves: key of what it serves: a mover's name; `MmaRow.key`; `int:bfloat16` for weights of
-            a kind of type (`DataType.kind`), whatever its width, dequantized to an operand type;
-            the instruction family of a mainloop; a name such as `tile` for epilogues and
-            schedulers; the type of the codes for encoders, and after a colon the feature that they
-            need: `float8e4m3`, `float8e4m3:cvt_fp8`.
+        serves: key of what it serves: a mover's name, for movers whose threads copy and for
+            producers, which tell a copy engine; `MmaRow.key`; `int:bfloat16` for weights of a kind
+            of type (`DataType.kind`), whatever its width, dequantized to an operand type; the
+            instruction family of a mainloop; a name such as `tile` for epilogues and schedulers;
+            the type of the codes for encoders, and after a colon the feature that they need:
+            `float8e4m3`, `float8e4m3:cvt_fp8`.
         header: `humming/mma/sync_m16n8k16.cuh`, found in an include folder.
         struct: the C++ type, which may hold template arguments:
             `humming::MmaSync16816<humming::Bf16>`. A dequantizer's are among Order, Code, kFold
@@ -85,6 +86,17 @@ def _mma_sync() -> Iterator[Component]:
         *_float8_mma(),
     ):
         yield Component("mma", f"mma_sync:{key}", f"humming/mma/{header}.cuh", f"humming::{struct}")
+
+
+def _wgmma() -> Iterator[Component]:
+    """Instructions of warpgroups, by row."""
+    for name, element in (("float16", "F16"), ("bfloat16", "Bf16")):
+        struct = f"humming::Wgmma<humming::{element}, humming::{element}, float>"
+        key = f"wgmma:m64n8k16:{name}:{name}:float32"
+        yield Component("mma", key, "humming/mma/wgmma.cuh", struct)
+    for a, b in product(("int8", "uint8"), repeat=2):
+        struct = f"humming::Wgmma<humming::{_INTEGERS[a]}, humming::{_INTEGERS[b]}, int>"
+        yield Component("mma", f"wgmma:m64n8k32:{a}:{b}:int32", "humming/mma/wgmma.cuh", struct)
 
 
 def _integer_mma(wide: str, narrow: str, types: tuple[str, str]) -> Iterator[tuple[str, str, str]]:
@@ -156,7 +168,9 @@ def _encoders() -> Iterator[Component]:
 SHARED: tuple[Component, ...] = (
     Component("mover", "cp_async", "humming/mover/cp_async.cuh", "humming::CpAsyncMover"),
     Component("mover", "plain", "humming/mover/plain.cuh", "humming::PlainMover"),
+    Component("producer", "tma", "humming/producer/tma.cuh", "humming::TmaProducer"),
     *_mma_sync(),
+    *_wgmma(),
     *_dequant(),
     Component(
         "tokens",
@@ -171,6 +185,7 @@ SHARED: tuple[Component, ...] = (
         "humming::WidenedTokens<::tokens::Dequant, {stored_bits}, {packed_bits}, {operand_bits}>",
     ),
     Component("mainloop", "mma_sync", "humming/mainloop/mma_sync.cuh", "humming::MmaSyncMainloop"),
+    Component("mainloop", "wgmma", "humming/mainloop/wgmma.cuh", "humming::WgmmaMainloop"),
     Component("epilogue", "tile", "humming/epilogue/tile.cuh", "humming::TileEpilogue"),
     *_encoders(),
     *(

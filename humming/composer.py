@@ -27,7 +27,14 @@ from humming.lowering import (
 from humming.problem import GemmProblem, whole_number
 from humming.registry import Registry
 from humming.source import ENTRY, compose_source
-from humming.tiles import TileConfig, candidates, holds_group, why_no_tile
+from humming.tiles import (
+    BOX_ROW_BYTES,
+    TileConfig,
+    candidates,
+    fits,
+    holds_group,
+    why_no_tile,
+)
 
 M_RANGES: tuple[MRange, ...] = (
     (1, 8),
@@ -89,6 +96,14 @@ class KernelPlan:
         """CTAs of a launch with `m` tokens: tiles along N, tiles along M, parts of K."""
         tiles_n = ceil(self.problem.n / self.tile.block_n)
         return tiles_n, ceil(m / self.tile.block_m), self.tile.split_k
+
+    @property
+    def x_box(self) -> tuple[int, int] | None:
+        """Tokens and bytes of K of the boxes in which a copy engine brings tokens, if one does.
+
+        Then the kernel's parameters end with a tensor map of them.
+        """
+        return (self.tile.block_m, BOX_ROW_BYTES) if self.lowering.has_producer else None
 
     def workspace(self, m: int) -> tuple[int, int]:
         """What split K needs at `m` tokens: bytes of fp32 partial tiles, and number of counters."""
@@ -201,6 +216,36 @@ def compose(
     chosen = decision.chosen
     if chosen is None:
         raise _unsupported(decision, registry)
+    return _built(decision, chosen, registry)
+
+
+def compose_as(
+    problem: GemmProblem,
+    caps: DeviceCapabilities,
+    m_range: MRange,
+    lowering: Lowering,
+    tile: TileConfig,
+    registry: Registry | None = None,
+    m: int | None = None,
+) -> KernelPlan:
+    """The plan of a lowering and a tile that the caller has chosen, for measurements and tests.
+
+    Raises:
+        UnsupportedError: the lowering lacks a component, or the tile does not fit it.
+    """
+    registry = registry or plugins.registry()
+    decision = decide(problem, caps, m_range, registry, m)
+    absent = _absent(problem, lowering, registry)
+    if absent or not fits(tile, problem, lowering, caps):
+        why = f"it lacks {', '.join(absent)}" if absent else "the device does not hold the tile"
+        how = "Choose among decide(...).ready and candidates(...)."
+        raise UnsupportedError(f"{problem.name} by {lowering.name} in {tile}", why, how)
+    at_m = CostModel(problem, lowering, caps).estimate(decision.m, tile)
+    return _built(decision, Ready(lowering, tile, at_m), registry)
+
+
+def _built(decision: Decision, chosen: Ready, registry: Registry) -> KernelPlan:
+    problem, caps = decision.problem, decision.capabilities
     lowering, tile, at_m = chosen
     components = {
         needed.slot: registry.components(needed.slot, needed.serves)[0]
@@ -212,7 +257,7 @@ def compose(
         arch=caps.arch,
         lowering=lowering,
         tile=tile,
-        m_range=m_range,
+        m_range=decision.m_range,
         estimate=at_m,
         entry=ENTRY,
         source=compose_source(problem, lowering, tile, components, caps),

@@ -165,6 +165,28 @@ class Buffer(NamedTuple):
     awaited: bool = False
 
 
+class MappedMatrix(NamedTuple):
+    """A matrix in a device's memory, as a copy engine reads boxes of it.
+
+    A box arrives in shared memory row after row, under the 128-byte swizzle, with zeros where the
+    matrix ends.
+
+    Attributes:
+        address, pitch_bytes: where it is, and from one row to the next; multiples of 16.
+        rows, columns: its size in elements.
+        element_bytes: 1 or 2; what the elements mean does not matter.
+        box_rows, box_columns: size of a box in elements, at most 256 rows of at most 128 bytes.
+    """
+
+    address: int
+    pitch_bytes: int
+    rows: int
+    columns: int
+    element_bytes: int
+    box_rows: int
+    box_columns: int
+
+
 class Runtime(Protocol):
     """Loads images. Creating one must be cheap and must not fail.
 
@@ -175,6 +197,9 @@ class Runtime(Protocol):
     name)`, for memory that they may always access, and its kernels' `launch` takes `buffers`, the
     `Buffer`s that one launch may access; they may access nothing else. It also takes `progress`, a
     function of (blocks that have ended, blocks of the grid), to be called every now and then.
+
+    A runtime of devices with the mover `tma` also has `tensor_map(matrix)`, which returns the 128
+    bytes that stand for a `MappedMatrix` in a kernel's parameters.
     """
 
     def load(self, image: Image, entry: str, smem_bytes: int, device_index: int) -> Kernel:

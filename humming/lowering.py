@@ -30,6 +30,10 @@ from humming.problem import GemmProblem
 
 EPILOGUE, ACCUMULATOR, OPERAND, INSTRUCTION = "epilogue", "accumulator", "operand", "instruction"
 BRICK, K_MAJOR = "brick", "k_major"
+BOX_MAINLOOPS = ("wgmma",)
+"""Mainloops that read activations from shared memory, where a producer brings boxes of them."""
+BOX_MOVER = "tma"
+"""The mover that brings boxes."""
 
 LONGEST_STAGE_K = 512
 """Most values of K of a pipeline stage, after which sums in halves have been added to floats."""
@@ -106,6 +110,11 @@ class Lowering:
         halves, which would lose them."""
         return self.mma.accumulator.bits == 32
 
+    @property
+    def has_producer(self) -> bool:
+        """Whether warps of their own bring operands to shared memory, instead of all threads."""
+        return self.mainloop in BOX_MAINLOOPS
+
     def operand_roundings(self, problem: GemmProblem) -> int:
         """How often a weight is rounded to the operand's type; 0 where operands are exact."""
         scaled = self.scale_site == OPERAND and not _products_exact(problem, self.operand)
@@ -128,7 +137,7 @@ class Lowering:
     def requirements(self, problem: GemmProblem) -> tuple[Requirement, ...]:
         """The components that the kernel is built of, one per slot."""
         needed = [
-            Requirement("mover", self.mover),
+            Requirement("producer" if self.has_producer else "mover", self.mover),
             Requirement("mma", self.mma.key),
             Requirement("mainloop", self.mainloop),
             Requirement("epilogue", "tile"),
@@ -149,6 +158,7 @@ class Lowering:
                 8,
             )
             tokens = "widened" if read else f"widened:{activation.bits}"
+            tokens += ":shared" if self.has_producer else ""
             needed += [Requirement("tokens", tokens), Requirement("convert", pair)]
         if problem.experts:
             needed.append(Requirement("scheduler", "experts"))
@@ -267,6 +277,9 @@ def enumerate_lowerings(
             by_consent.append(Rejection(row.name, reserve))
         elif needless := _superseded(row, caps):
             by_types.append(Rejection(row.name, needless))
+        elif row.instruction in BOX_MAINLOOPS and BOX_MOVER not in caps.movers:
+            why = "reads activations that only tensor maps bring, which the device has not"
+            by_types.append(Rejection(row.name, why))
         else:
             sites, objections = _scale_sites(problem, row)
             by_scales += [Rejection(row.name, why) for why in objections]
@@ -467,11 +480,12 @@ def _with_movers(
     site: str,
     site_notes: tuple[str, ...],
 ) -> Iterator[Lowering]:
-    """One lowering per mover of the device, which lists them best first."""
+    """One lowering per mover that may serve, of the device, which lists them best first."""
     native = row.a == problem.weight.dtype and problem.weight.zero_point == "none"
     from_shared = site == INSTRUCTION and native and "register" not in row.a_sites
     notes = _row_notes(problem, row) + site_notes
-    for mover in caps.movers:
+    boxes = row.instruction in BOX_MAINLOOPS
+    for mover in (BOX_MOVER,) if boxes else caps.movers:
         yield Lowering(
             operand=row.a,
             activation_operand=row.b,

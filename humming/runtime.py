@@ -22,6 +22,12 @@ from humming.problem import GemmProblem
 
 # GemmParams of kernels/params.cuh: 13 addresses, 2 strides, then m, n, k and scales of a token.
 _PARAMS = struct.Struct("<15q4i")
+# Where the tensor map of MappedGemmParams lies.
+_MAP_ALIGN_BYTES = 64
+_TENSOR_MAP_BYTES = 128
+# Tensor maps that a kernel keeps: activations of a captured or compiled model return to the same
+# addresses.
+_KEPT_MAPS = 256
 _HOOK = "humming_runtime"
 # Tiles along tokens: grids are narrow in y, and tiles are numbered in 32 bits with a sign.
 _MAX_GRID_Y = 65535
@@ -162,6 +168,8 @@ class Kernel:
         self._block_m, self._split_k, self._block = tile.block_m, tile.split_k, (tile.threads, 1, 1)
         self._partials_bytes = 4 * tile.block_n * tile.block_m * tile.split_k  # a tile
         self._pdl = plan.pdl
+        self._x_box, self._map_of = plan.x_box, device.tensor_map
+        self._maps: dict[tuple[int, ...], bytes] = {}
 
     def launch(
         self,
@@ -242,6 +250,8 @@ class Kernel:
             k,
             x_groups,
         )
+        if self._x_box is not None:
+            params += self._x_map(x, m)
         grid = (self._tiles_n, tiles_m, self._split_k)
         try:
             if self._on_host:
@@ -262,6 +272,22 @@ class Kernel:
             raise
         except Exception as error:
             raise plugins.fault(_HOOK, self.plan.decision.capabilities, error) from error
+
+    def _x_map(self, x: torch.Tensor, m: int) -> bytes:
+        """What follows the parameters of a kernel whose copy engine reads the activations."""
+        key = (x.data_ptr(), m, x.shape[1], x.stride(0))
+        made = self._maps.get(key)
+        if made is None:
+            size = x.element_size()
+            rows, row_bytes = self._x_box or (0, 0)
+            # The step from a single row to the next one may be anything.
+            pitch = key[3] * size if m > 1 else -(-key[2] * size // 16) * 16
+            matrix = hookspecs.MappedMatrix(key[0], pitch, m, key[2], size, rows, row_bytes // size)
+            made = bytes(-_PARAMS.size % _MAP_ALIGN_BYTES) + self._map_of(matrix)
+            if len(self._maps) >= _KEPT_MAPS:
+                self._maps.clear()
+            self._maps[key] = made
+        return made
 
 
 class Gemm:
@@ -348,6 +374,17 @@ class _Device:
                         raise PluginError(f"load returned {kernel!r}, which has no launch")
                 self._loaded[key] = kernel
             return self._loaded[key]
+
+    def tensor_map(self, matrix: hookspecs.MappedMatrix) -> bytes:
+        """The bytes that stand for a matrix in parameters of kernels."""
+        with plugins.calling(_HOOK, self._caps):
+            made: Any = getattr(self._runtime, "tensor_map", None)
+            if made is None:
+                raise PluginError("the runtime has no tensor_map, which kernels of the device need")
+            found = bytes(made(matrix))
+            if len(found) != _TENSOR_MAP_BYTES:
+                raise PluginError(f"tensor_map returned {len(found)} bytes")
+            return found
 
     def _allocate(self, size_bytes: int) -> int:
         with plugins.calling(_HOOK, self._caps):

@@ -74,8 +74,8 @@ def compose_source(
     types = {
         "Scale": f"humming::{_element(weight.scale_dtype)}",
         "TokenScale": f"humming::{_element(activation.scale_dtype)}",
-        "Out": f"humming::{_element(problem.out_dtype)}",
-        "Mover": struct["mover"],
+        "Out": f"humming::{_out(problem.out_dtype, caps)}",
+        "Mover": struct["producer" if lowering.has_producer else "mover"],
         "Mma": struct["mma"],
         "Tokens": _token_struct(problem, lowering, struct["tokens"]),
         "Dequant": "::weights::Dequant",
@@ -95,6 +95,9 @@ def compose_source(
         "kScaleStepK": scale_step(problem),
         "kSharedBytes": tile.smem_bytes(problem, lowering),
     }
+    if lowering.has_producer:
+        dealt = tile.dealt_registers(caps.registers_per_sm or 65536)
+        numbers |= zip(("kProducerRegisters", "kRegisters"), dealt, strict=True)
     choices = {
         "ScaleSite": _SITES[lowering.scale_site],
         "ZeroPoint": _ZERO_POINTS[weight.zero_point],
@@ -106,6 +109,7 @@ def compose_source(
         "kTokenSecond": activation.second_scale == "tensor",
         "kDependentLaunch": "griddepcontrol" in caps.features,
     }
+    params = "MappedGemmParams" if lowering.has_producer else "GemmParams"
     lines = [
         f"// {weight.name} x {activation.name} -> {problem.out_dtype}; {lowering.name};",
         f"// {tile}",
@@ -126,7 +130,7 @@ def compose_source(
         "",
         # With one CTA an SM as the aim, the compiler gives a thread all the registers it can use.
         f'extern "C" __global__ void __launch_bounds__({tile.threads}, 1)',
-        f"    {ENTRY}(const __grid_constant__ humming::GemmParams params) {{",
+        f"    {ENTRY}(const __grid_constant__ humming::{params} params) {{",
         f"  humming::gemm<Config, {struct['mainloop']}, {struct['epilogue']}>(params);",
         "}",
         "",
@@ -217,6 +221,11 @@ def _code_struct(dtype: DataType) -> str:
             "};",
         ]
     )
+
+
+def _out(dtype: DataType, caps: DeviceCapabilities) -> str:
+    native = dtype == "bfloat16" and "bf16_arithmetic" in caps.features
+    return "NativeBf16" if native else _element(dtype)
 
 
 def _bool(value: bool) -> str:

@@ -1,6 +1,7 @@
 """What a tile costs: the time of the busiest SM, from what its CTAs copy, issue and multiply.
 
-The model ranks the tiles of the warp-level mainloop. Its constants were fitted to 5100 timings of
+The model ranks the tiles of the warp-level mainloop and, with other constants, of warpgroups. The
+former's constants were fitted to 5100 timings of
 int4_g128 x bfloat16 kernels on an H200 (eight shapes, 1 to 1024 tokens; docs/benchmarks.md says
 how): the tile that it picks is on average 3 % slower than the fastest one timed, and its times are
 right within 10 %. Rates of other devices come from their rows.
@@ -40,6 +41,14 @@ OPERAND_SCALE_SLOTS = 0.73
 STAGE_INSTRUCTIONS, COPY_INSTRUCTIONS, LDMATRIX_SLOTS, SCALE_TILE_SLOTS = 76.0, 3.65, 4.4, 7.5
 # Of two terms the shorter one shows in part behind the longer: MMA and issue, both and copies.
 ISSUE_MMA_LOSS, MEMORY_LOSS = 0.68, 0.11
+# Of warpgroups, whose MMA runs beside the warps; not fitted yet. What shows of the shorter term
+# where a scheduler has one warp, the share of the rate that long products reach (cuBLAS bf16 on an
+# H200: 767 of 989 TFLOPS), barriers and the first copies, and warp instructions per stage and warp
+# and per 16 x 16 fragment.
+ASYNCHRONOUS_LOSS, ASYNCHRONOUS_RATE_SHARE, WARPGROUP_US = 0.3, 0.8, 2.5
+WARPGROUP_STAGE_INSTRUCTIONS, FRAGMENT_INSTRUCTIONS = 30.0, 6.0
+# Sums that are scaled into others, per value and lane; results that leave through shared memory.
+FLUSH_SLOTS, STORED_BYTES_PER_CLOCK = 1.5, 40.0
 # A scheduler with few warps waits; a warp with several row blocks waits less.
 WAITING, ROW_BLOCK_RELIEF = 0.64, 0.34
 # Registers beside accumulators, per thread and per row block; what exceeds the file is spilled.
@@ -111,19 +120,29 @@ def tile_cost(
     memory_us *= waves * stages
 
     warps = tile.threads / LANES
-    issue = _stage_slots(problem, lowering, tile, stage_bytes)
+    stage_slots = _warpgroup_stage_slots if lowering.has_producer else _stage_slots
+    issue = stage_slots(problem, lowering, tile, stage_bytes)
     issue_us = waves * stages * issue / (SCHEDULERS * rates.clocks_per_us)
     ops = 2.0 * tile.block_n * tile.block_m * tile.block_k * stages
     mma_us = waves * ops / (rates.ops_per_us / rates.sms)
+    mma_us /= ASYNCHRONOUS_RATE_SHARE if lowering.has_producer else 1.0
 
     per_scheduler = min(together * warps / SCHEDULERS, 16.0)
     row_blocks = tile.block_n // 16 // tile.warps_n
     waiting = WAITING / (per_scheduler * (1 + ROW_BLOCK_RELIEF * (row_blocks - 1)))
-    compute_us = max(issue_us, mma_us) + ISSUE_MMA_LOSS * min(issue_us, mma_us)
-    compute_us *= 1 + waiting
+    if lowering.has_producer:
+        issue_us *= 1 + waiting
+        loss = ASYNCHRONOUS_LOSS / max(1.0, together * tile.warps_n / SCHEDULERS)
+        compute_us = max(issue_us, mma_us) + loss * min(issue_us, mma_us)
+    else:
+        compute_us = max(issue_us, mma_us) + ISSUE_MMA_LOSS * min(issue_us, mma_us)
+        compute_us *= 1 + waiting
 
     overhead_us = FIXED_DEPENDENT_US if "griddepcontrol" in caps.features else FIXED_US
     overhead_us += STAGE_US * stages * ceil(waves / together)
+    if lowering.has_producer:
+        stored = 4.0 * tile.block_n * tile.block_m * ceil(waves / together)
+        overhead_us += WARPGROUP_US + stored / (STORED_BYTES_PER_CLOCK * rates.clocks_per_us)
     if tile.split_k > 1:
         partials = 8.0 * tile.split_k * problem.n * tiles_m * tile.block_m
         overhead_us += SPLIT_K_US + partials / (rates.bytes_per_us * PARTIALS_SHARE)
@@ -153,12 +172,30 @@ def _stage_slots(
     return slots * (1 + SPILL_LOSS * max(0, over))
 
 
+def _warpgroup_stage_slots(
+    problem: GemmProblem, lowering: Lowering, tile: TileConfig, stage_bytes: int
+) -> float:
+    """Issue slots of one stage of one CTA of warpgroups; copies and MMA take none of theirs."""
+    values = tile.block_n * tile.block_k
+    per_value = DEQUANT_SLOTS[lowering.operand_bits]
+    per_value += OPERAND_SCALE_SLOTS if lowering.scale_site == OPERAND else 0.0
+    slots = values * per_value / LANES
+    slots += FRAGMENT_INSTRUCTIONS * values / (16 * lowering.mma.shape[2])
+    slots += WARPGROUP_STAGE_INSTRUCTIONS * tile.warps_n
+    if lowering.scale_site == ACCUMULATOR:
+        sums = values / min(scale_step(problem), tile.block_k) * tile.block_m
+        slots += FLUSH_SLOTS * sums / LANES
+    return slots
+
+
 def _resident(
     problem: GemmProblem, lowering: Lowering, caps: DeviceCapabilities, tile: TileConfig
 ) -> int:
     """CTAs of a tile that an SM holds at once, by the limits that are known."""
     row_blocks = tile.block_n // 16 // tile.warps_n
     registers = tile.accumulators(lowering) + OTHER_REGISTERS + ROW_BLOCK_REGISTERS * row_blocks
+    if tile.dealt_registers(caps.registers_per_sm or 65536)[1]:
+        return 1  # what is dealt out is the whole file
     limits = [(caps.registers_per_sm or 65536) // (min(registers, 255) * tile.threads)]
     if caps.max_blocks_per_sm:
         limits.append(caps.max_blocks_per_sm)

@@ -16,6 +16,7 @@ from humming.lowering import (
     EPILOGUE,
     LONGEST_STAGE_K,
     Lowering,
+    activation_group,
     scale_step,
     weight_group,
 )
@@ -24,10 +25,27 @@ from humming.problem import GemmProblem
 # Rows of activations lie 16 bytes further apart than they are long, which spreads ldmatrix over
 # the banks of shared memory (kXPitch in kernels/mainloop/mma_sync.cuh).
 X_ROW_PADDING_BYTES = 16
+# Boxes of activations have rows of this many bytes and begin at multiples of 8 of them, and so do
+# stages (kBoxBytes and kStageSize in kernels/mainloop/wgmma.cuh).
+BOX_ROW_BYTES, STAGE_ALIGN_BYTES = 128, 1024
+# Two barriers of a stage.
+BARRIER_BYTES = 16
+# The warpgroup that a producer belongs to.
+PRODUCER_WARPS = 4
 # Rows of staged results lie 4 floats further apart (kPitch in kernels/epilogue/tile.cuh).
 OUT_ROW_PADDING = 4
 # Accumulators of a thread; more would spill beside fragments and addresses.
 MAX_ACCUMULATORS = 128
+# The same of warpgroups, whose fragments are two at a time and whose tokens are no registers.
+MAX_WARPGROUP_ACCUMULATORS, WARPGROUP_REGISTERS, TOKEN_SCALE_REGISTERS = 192, 40, 24
+# Threads of a CTA that multiply.
+MAX_THREADS = 512
+# Warps of a warpgroup, and the token tiles that its instruction is written for
+# (kernels/ptx/wgmma.cuh).
+WARPGROUP_WARPS = 4
+WARPGROUP_TOKENS = (8, 16, 32, 64, 96, 128, 192, 256)
+# Registers of a thread of the producer, where many are left and where few are; most of another.
+LARGE_PRODUCER_REGISTERS, PRODUCER_REGISTERS, MAX_DEALT_REGISTERS = 40, 24, 240
 # Registers that a thread of a large CTA has beside its accumulators.
 OTHER_REGISTERS = 56
 # Sixteen-byte pieces that a mover through registers may hold for a thread.
@@ -50,6 +68,7 @@ class TileConfig:
         num_stages: pipeline stages in shared memory, at least 2.
         split_k: CTAs that share a tile, each with a part of K.
         epilogue_m: tokens that the epilogue stages at a time, a divisor of block_m.
+        producer_warps: warps beside those that multiply, of a mainloop that has a producer.
     """
 
     block_n: int
@@ -60,6 +79,7 @@ class TileConfig:
     num_stages: int
     split_k: int = 1
     epilogue_m: int = 8
+    producer_warps: int = 0
 
     def __post_init__(self) -> None:
         rules = (
@@ -75,15 +95,29 @@ class TileConfig:
                 raise UnsupportedError(f"tile {self}", f"it breaks {rule}", "Change its sizes.")
 
     def __str__(self) -> str:
+        producer = f" + {self.producer_warps}" if self.producer_warps else ""
         return (
-            f"{self.block_n}x{self.block_m}x{self.block_k}, warps {self.warps_n}x{self.warps_k}, "
-            f"{self.num_stages} stages, split K {self.split_k}"
+            f"{self.block_n}x{self.block_m}x{self.block_k}, warps {self.warps_n}x{self.warps_k}"
+            f"{producer}, {self.num_stages} stages, split K {self.split_k}"
         )
 
     @property
     def threads(self) -> int:
         """Threads of a CTA."""
-        return LANES * self.warps_n * self.warps_k
+        return LANES * (self.warps_n * self.warps_k + self.producer_warps)
+
+    def dealt_registers(self, file: int) -> tuple[int, int]:
+        """Registers of a thread of the producer and of the others, dealt out of a register file of
+        an SM; zeros where all have enough as they are."""
+        warpgroups = self.warps_n * self.warps_k // WARPGROUP_WARPS
+        if not self.producer_warps or warpgroups == 1:
+            return 0, 0
+        # Counts are multiples of 8, at the start too.
+        threads = LANES * WARPGROUP_WARPS
+        first = file // (threads * (warpgroups + 1)) // 8 * 8
+        producer = LARGE_PRODUCER_REGISTERS if warpgroups == 2 else PRODUCER_REGISTERS
+        others = (first * (warpgroups + 1) - producer) // warpgroups // 8 * 8
+        return producer, min(others, MAX_DEALT_REGISTERS)
 
     @property
     def warp_k(self) -> int:
@@ -97,24 +131,32 @@ class TileConfig:
         scale_bytes = weight.scale_dtype.bits // 8
         zero_bytes = {"none": 0, "integer": 1, "float": scale_bytes}[weight.zero_point]
         staged_scale_bytes = scale_bytes if group and lowering.scale_site != EPILOGUE else 0
-        return (
+        weight_bytes = (
             self.block_n * self.block_k * weight.dtype.bits // 8
             + self.block_n * groups * (staged_scale_bytes + zero_bytes)
-            + self.block_m
-            * (self.block_k * problem.activation.dtype.bits // 8 + X_ROW_PADDING_BYTES)
         )
+        x_row_bytes = self.block_k * problem.activation.dtype.bits // 8
+        if not lowering.has_producer:
+            return weight_bytes + self.block_m * (x_row_bytes + X_ROW_PADDING_BYTES)
+        boxes = -(-x_row_bytes // BOX_ROW_BYTES) * BOX_ROW_BYTES * self.block_m
+        return -(-(weight_bytes + boxes) // STAGE_ALIGN_BYTES) * STAGE_ALIGN_BYTES
 
     def smem_bytes(self, problem: GemmProblem, lowering: Lowering) -> int:
         """Dynamic shared memory of a CTA: the pipeline, or the epilogue that follows it."""
         epilogue = 4 * self.warps_k * self.epilogue_m * (self.block_n + OUT_ROW_PADDING)
-        return max(self.num_stages * self.stage_bytes(problem, lowering), epilogue)
+        barriers = self.num_stages * BARRIER_BYTES if lowering.has_producer else 0
+        return max(self.num_stages * self.stage_bytes(problem, lowering), epilogue) + barriers
 
     def accumulators(self, lowering: Lowering) -> int:
         """Registers of a thread that hold sums; partial sums of groups double them."""
         sums = self.block_n // self.warps_n * self.block_m // LANES
         if lowering.mma.accumulator.bits == 16:
             return sums * 3 // 2
-        return sums * 2 if lowering.scale_site == ACCUMULATOR else sums
+        if lowering.scale_site != ACCUMULATOR:
+            return sums
+        # Warpgroups sum the groups of one row block after the other.
+        blocks = self.block_n // self.warps_n // BRICK_ROWS if lowering.has_producer else 1
+        return sums + sums // blocks
 
 
 def candidates(
@@ -124,8 +166,9 @@ def candidates(
     m_range: tuple[int, int | None],
 ) -> list[TileConfig]:
     """The tiles that fit a lowering on a device, for M in a range; empty where none does."""
+    shapes = _warpgroup_shapes if lowering.has_producer else _shapes
     return [
-        tile for tile in _shapes(problem, lowering, m_range) if _fits(tile, problem, lowering, caps)
+        tile for tile in shapes(problem, lowering, m_range) if fits(tile, problem, lowering, caps)
     ]
 
 
@@ -171,6 +214,50 @@ def _shapes(
                                 )
 
 
+def _warpgroup_shapes(
+    problem: GemmProblem, lowering: Lowering, m_range: tuple[int, int | None]
+) -> Iterator[TileConfig]:
+    """Tiles of warpgroups, each of 64 rows or twice that."""
+    splits = (1,) if problem.batch_invariant or m_range[1] is None else (1, 2, 4, 8)
+    for block_m in _warpgroup_block_m(m_range, lowering.mma.n_values):
+        for warpgroups, row_blocks in ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1)):
+            # Rows of boxes of 8-bit activations hold two bricks.
+            for bricks in (1, 2) if lowering.operand_bits == 16 else (2, 4):
+                for num_stages in (8, 6, 5, 4, 3):
+                    for split_k in splits:
+                        yield warpgroup_tile(
+                            warpgroups, row_blocks, block_m, bricks, num_stages, split_k
+                        )
+
+
+def warpgroup_tile(
+    warpgroups: int, row_blocks: int, block_m: int, bricks: int, num_stages: int, split_k: int = 1
+) -> TileConfig:
+    """A tile of warpgroups that each have `row_blocks` x 64 rows, in stages of `bricks` x 64 K."""
+    warps_n = WARPGROUP_WARPS * warpgroups
+    return TileConfig(
+        block_n=BRICK_ROWS * warps_n * row_blocks,
+        block_m=block_m,
+        block_k=BRICK_K * bricks,
+        warps_n=warps_n,
+        warps_k=1,
+        num_stages=num_stages,
+        split_k=split_k,
+        epilogue_m=min(block_m, 32),
+        producer_warps=PRODUCER_WARPS,
+    )
+
+
+def _warpgroup_block_m(
+    m_range: tuple[int, int | None], instruction: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Token tiles of an instruction that suit a range: the one that holds it all, or several."""
+    high, sizes = m_range[1], [size for size in WARPGROUP_TOKENS if size in instruction]
+    if high is None or high > 64:
+        return tuple(size for size in sizes if size >= 64)
+    return tuple(size for size in sizes if high <= size)[:1]
+
+
 def _block_m(m_range: tuple[int, int | None], step: int) -> tuple[int, ...]:
     """Token tiles that suit a range: the one that holds it all, or several where it has no end.
 
@@ -183,19 +270,28 @@ def _block_m(m_range: tuple[int, int | None], step: int) -> tuple[int, ...]:
     return tuple(size for size in sizes if high <= size)[:1]
 
 
-def _fits(
+def fits(
     tile: TileConfig, problem: GemmProblem, lowering: Lowering, caps: DeviceCapabilities
 ) -> bool:
+    """Whether a tile's parts divide one another as the kernel needs it, and the device holds it."""
     group, step = weight_group(problem), scale_step(problem)
     stage = tile.stage_bytes(problem, lowering)
-    registers = min(255, (caps.registers_per_sm or 65536) // tile.threads)
+    boxes = lowering.has_producer
+    part_k = BRICK_K if boxes else tile.warp_k
+    file = caps.registers_per_sm or 65536
+    registers = tile.dealt_registers(file)[1] or min(255, file // tile.threads)
+    most_sums, others = MAX_ACCUMULATORS, OTHER_REGISTERS
+    if boxes:
+        most_sums, others = MAX_WARPGROUP_ACCUMULATORS, WARPGROUP_REGISTERS
+        others += TOKEN_SCALE_REGISTERS if activation_group(problem) else 0
     return (
-        tile.threads <= 512
-        and _divide_k(tile.block_k, tile.warp_k, group)
-        and _divide_k(tile.block_k, tile.warp_k, step)
+        LANES * tile.warps_n * tile.warps_k <= MAX_THREADS
+        and _divide_k(tile.block_k, part_k, group)
+        and _divide_k(tile.block_k, part_k, step)
         and step % lowering.step_k == 0
-        and tile.accumulators(lowering) <= min(MAX_ACCUMULATORS, registers - OTHER_REGISTERS)
+        and tile.accumulators(lowering) <= min(most_sums, registers - others)
         and tile.smem_bytes(problem, lowering) <= (caps.smem_per_block_bytes or 48 * 1024)
+        and (not boxes or tile.block_k * problem.activation.dtype.bits // 8 % BOX_ROW_BYTES == 0)
         and (lowering.mover != "plain" or stage / 16 / tile.threads <= MAX_PIECES_IN_REGISTERS)
         and (tile.split_k == 1 or _stages(problem, tile) >= MIN_STAGES_PER_SPLIT * tile.split_k)
     )

@@ -18,17 +18,21 @@ concept Mover = requires(typename T::template Fetch<1> fetch, u32 shared, const 
   T::template wait<0>();
 };
 
+// Fills a stage of shared memory from one warp: runs of bytes and boxes of a mapped matrix, which a
+// barrier object counts.
+template <class T>
+concept Producer = requires(u32 shared, const u8* global, const TensorMap& map, u32 barrier) {
+  T::prepare(map);
+  T::run(shared, global, 16u, barrier);
+  T::box(shared, map, 0, 0, barrier);
+};
+
 // Multiplies a fragment of 16 rows x 256 bits of k with one of 256 bits of k x 8 or 16 tokens, two
 // registers for each 8, into sums, says where they lie, and turns a sum into a float.
 template <class T>
-concept MmaAtom = requires(typename T::Sums& d) {
-  typename T::Operand;
-  typename T::Sum;
+concept WarpMma = requires(typename T::Sums& d) {
   T::kPromoted;
   T::value(d, 0);
-  T::Places::half(0);
-  T::Places::column(0);
-  T::Places::token(0, 0);
 } && (requires(typename T::Sums& d, const u32 (&a)[4], u32 b) {
   requires T::kTokens == 8;
   T::fma(d, a, b, b);
@@ -36,6 +40,22 @@ concept MmaAtom = requires(typename T::Sums& d) {
   requires T::kTokens == 16;
   T::fma(d, a, b, b, b, b);
 });
+
+// Multiplies the fragments of four warps with 256 bits of k x 8 or more tokens in shared memory, into
+// sums in registers that arrive later.
+template <class T>
+concept WarpgroupMma = requires(typename T::Sum (&d)[1][4], const u32 (&a)[4], u64 b, bool adds) {
+  T::fma(d, a, b, adds);
+};
+
+template <class T>
+concept MmaAtom = requires {
+  typename T::Operand;
+  typename T::Sum;
+  T::Places::half(0);
+  T::Places::column(0);
+  T::Places::token(0, 0);
+} && (WarpMma<T> || WarpgroupMma<T>);
 
 // Reads the B registers of one or two MMA steps from the activations in shared memory: their values
 // over kFactor, exactly.
@@ -68,12 +88,17 @@ concept TileScheduler = requires(int stages) {
   T::tile(stages).stage_end;
 };
 
-// Sums a CTA's tile over its range of K.
+// Sums a CTA's tile over its range of K. kReservedBytes at the end of shared memory are its own, and
+// kWaits tells whether it waits for the grids ahead by itself.
 template <class T>
-concept Mainloop = requires(const GemmParams& params, u8* shared) {
+concept Mainloop = requires {
+  typename T::Params;
   typename T::Accumulators;
   T::kThreads;
   T::kSharedBytes;
+  T::kReservedBytes;
+  T::kWaits;
+  T::sync();
 };
 
 // Combines what the warps and CTAs hold of a tile, applies scales and bias, and stores it.

@@ -11,10 +11,11 @@
 namespace humming {
 
 template <class C, template <class> class MainloopOf, template <class, class> class EpilogueOf>
-__device__ void gemm(const GemmParams& p) {
+__device__ void gemm(const typename MainloopOf<C>::Params& p) {
   using Loop = MainloopOf<C>;
   using Tail = EpilogueOf<C, Loop>;
-  static_assert(Mover<typename C::Mover>, "slot mover: does not move pieces in stages");
+  static_assert(Mover<typename C::Mover> || Producer<typename C::Mover>,
+                "slots mover and producer: does not fill stages");
   static_assert(MmaAtom<typename C::Mma>, "slot mma: does not multiply 16 rows by 8 tokens");
   static_assert(Tokens<typename C::Tokens>, "slot tokens: does not read B registers");
   static_assert(Dequant<typename C::Dequant>, "slot dequant: does not make A registers");
@@ -23,14 +24,17 @@ __device__ void gemm(const GemmParams& p) {
   static_assert(Epilogue<Tail>, "slot epilogue: does not store a tile");
   static_assert(IsSame<typename C::Mma::Operand, typename C::Dequant::Operand>::value,
                 "slots mma and dequant: different operands");
-  static_assert(C::kSharedBytes >= Loop::kSharedBytes && C::kSharedBytes >= Tail::kSharedBytes,
+  static_assert(C::kSharedBytes >= Loop::kSharedBytes &&
+                    C::kSharedBytes >= Tail::kSharedBytes + Loop::kReservedBytes,
                 "the host planned less shared memory than the components use");
 
-  extern __shared__ __align__(128) u8 shared[];
-  if constexpr (C::kDependentLaunch) ptx::griddepcontrol_wait();
+  // Boxes of 128-byte rows are swizzled in a pattern of 1024 bytes.
+  extern __shared__ __align__(1024) u8 shared[];
+  if constexpr (C::kDependentLaunch && !Loop::kWaits) ptx::griddepcontrol_wait();
   const TileIndex tile = C::Scheduler::tile((p.k + C::kBlockK - 1) / C::kBlockK);
   typename Loop::Accumulators acc = {};
-  Loop::run(p, shared, tile.n, tile.m, tile.stage_begin, tile.stage_end, acc);
+  // Threads that only brought operands leave.
+  if (!Loop::run(p, shared, tile.n, tile.m, tile.stage_begin, tile.stage_end, acc)) return;
   // Not earlier: the next grid's CTAs would be placed around this one's, several on the SMs that
   // have the most room, and run unevenly. Now they start while this one reduces and stores.
   if constexpr (C::kDependentLaunch) ptx::griddepcontrol_launch_dependents();

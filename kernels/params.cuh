@@ -1,4 +1,4 @@
-// The one argument of every dense kernel. The host writes the same fields in the same order.
+// The one argument of a dense kernel. The host writes the same fields in the same order.
 #pragma once
 
 namespace humming {
@@ -23,6 +23,16 @@ struct GemmParams {
   int n;
   int k;
   int x_groups;  // scales of a token
+};
+
+// What the driver made of a matrix for copies of boxes.
+struct alignas(64) TensorMap {
+  unsigned long long opaque[16];
+};
+
+// Of kernels whose copy engine reads the activations.
+struct MappedGemmParams : GemmParams {
+  TensorMap x_map;  // x as [m, k] codes, in boxes of 128 bytes x block_m rows, 128-byte swizzle
 };
 
 }  // namespace humming

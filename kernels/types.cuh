@@ -41,6 +41,11 @@ struct Bf16 {
   }
 };
 
+// The same for devices that round by themselves.
+struct NativeBf16 : Bf16 {
+  static __device__ u16 from_float(float value) { return ptx::f32_to_bf16(value); }
+};
+
 // Exponent only, 2^(code - 127); 255 is NaN (OCP Microscaling Formats, section 5.4.1).
 struct E8m0 {
   using Storage = u8;

@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from humming.errors import HummingError
-from humming.hookspecs import Image
+from humming.hookspecs import Image, MappedMatrix
+
+_TENSOR_MAP_BYTES = 128
 
 
 class CudaKernel:
@@ -161,6 +163,36 @@ class CudaRuntime:
             ):
                 _check(driver, result, f"clearing {size_bytes} bytes on {device}")
         return int(address)
+
+    def tensor_map(self, matrix: MappedMatrix) -> bytes:
+        """Returns the driver's tensor map of a matrix; it belongs to no device.
+
+        Raises:
+            HummingError: the driver refused; its error is named.
+        """
+        with self._lock:
+            if self._cuda is None:
+                self._cuda = _load_driver()
+        driver = self._cuda
+        types = driver.CUtensorMapDataType
+        error, made = driver.cuTensorMapEncodeTiled(
+            {
+                1: types.CU_TENSOR_MAP_DATA_TYPE_UINT8,
+                2: types.CU_TENSOR_MAP_DATA_TYPE_UINT16,
+            }[matrix.element_bytes],
+            2,
+            matrix.address,
+            [driver.cuuint64_t(size) for size in (matrix.columns, matrix.rows)],
+            [driver.cuuint64_t(matrix.pitch_bytes)],
+            [driver.cuuint32_t(size) for size in (matrix.box_columns, matrix.box_rows)],
+            [driver.cuuint32_t(1), driver.cuuint32_t(1)],
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+        _check(driver, (error,), f"describing {matrix}")
+        return ctypes.string_at(made.getPtr(), _TENSOR_MAP_BYTES)
 
     def _device(self, index: int) -> "_Device":
         with self._lock:

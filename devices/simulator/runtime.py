@@ -7,7 +7,7 @@ from typing import Any
 
 from humming.capability import DeviceCapabilities
 from humming.errors import HummingError
-from humming.hookspecs import Buffer, Image
+from humming.hookspecs import Buffer, Image, MappedMatrix
 
 from . import instructions  # noqa: F401  (registers the builders)
 from .global_memory import Allocation, GlobalMemory
@@ -19,6 +19,8 @@ from .machine import Beat, Machine
 from .program import Program, link
 from .ptx_parser import parse
 from .ptx_syntax import TYPE_BITS, Symbol, Variable
+from .swizzles import B128, OF_TENSOR_MAP
+from .tensor_maps import TensorMap
 
 
 class SimulatedKernel:
@@ -191,6 +193,14 @@ class SimulatorRuntime:
     def forget(self, address: int, size_bytes: int) -> None:
         """Takes registered memory back."""
         self.memory.forget(address, size_bytes)
+
+    def tensor_map(self, matrix: MappedMatrix) -> bytes:
+        """Returns a tensor map for kernels that run here."""
+        element = f"uint{8 * matrix.element_bytes}"
+        size, box = (matrix.columns, matrix.rows), (matrix.box_columns, matrix.box_rows)
+        pitch = (matrix.pitch_bytes,)
+        swizzle = OF_TENSOR_MAP.index(B128)
+        return TensorMap(element, matrix.address, size, pitch, box, swizzle=swizzle).encode()
 
     def allocate(self, size_bytes: int, device_index: int = 0) -> int:
         """Returns the address of new memory that is zero; it is never taken back."""

@@ -53,6 +53,7 @@ M_VALUES = (1, 64, 1024)
 # templates over a whole kernel, and are checked as parts of one.
 CONTRACTS = {
     "mover": "Mover",
+    "producer": "Producer",
     "mma": "MmaAtom",
     "dequant": "Dequant",
     "convert": "Dequant",
@@ -244,7 +245,7 @@ def _compiler(plugins: PluginSet, caps: DeviceCapabilities) -> Compiler | None:
 
 def serves(component: Component, caps: DeviceCapabilities) -> bool:
     """Whether a device has the row or mover that a component is for."""
-    if component.slot == "mover":
+    if component.slot in ("mover", "producer"):
         return component.serves in caps.movers
     if component.slot == "mma":
         return any(row.key == component.serves for row in caps.mma)

@@ -34,6 +34,8 @@ struct TileEpilogue {
   static constexpr int kPitch = C::kBlockN + 4;
   static constexpr int kVector = 4;
   static constexpr int kUnitsPerToken = C::kBlockN / kVector;
+  // Units of a thread that are under way together, where it has as many.
+  static constexpr int kUnrolled = min_of(4, ceil_div(kTokens* kUnitsPerToken, kThreads));
   static constexpr int kSharedBytes = 4 * C::kWarpsK * kTokens * kPitch;
   static constexpr int kTileTokens = Mainloop::kTileTokens;
   using Places = typename Mainloop::Places;
@@ -50,29 +52,17 @@ struct TileEpilogue {
       part = static_cast<Sum*>(p.partials) +
              (blockIdx.z * tiles + tile.linear) * (C::kBlockM * C::kBlockN);
     }
+    const bool whole = is_whole(p, row0);
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       if (token0 + pass * kTokens >= p.m) break;
-      if (pass > 0) __syncthreads();
+      if (pass > 0) Mainloop::sync();
       stage(staged, pass, acc);
-      __syncthreads();
-      for (int unit = threadIdx.x; unit < kTokens * kUnitsPerToken; unit += kThreads) {
-        const int in_pass = unit / kUnitsPerToken, row = unit % kUnitsPerToken * kVector;
-        const int token = pass * kTokens + in_pass;
-        if (token0 + token >= p.m) break;
-        Sum sum[kVector] = {0, 0, 0, 0};
-#pragma unroll
-        for (int k = 0; k < C::kWarpsK; ++k) {
-          const Sum* from = staged + (k * kTokens + in_pass) * kPitch + row;
-#pragma unroll
-          for (int i = 0; i < kVector; ++i) sum[i] += from[i];
-        }
-        if constexpr (C::kSplitK > 1) {
-#pragma unroll
-          for (int i = 0; i < kVector; ++i) part[token * C::kBlockN + row + i] = sum[i];
-        } else {
-          finish(p, token0 + token, row0 + row, sum);
-        }
+      Mainloop::sync();
+      if (whole) {
+        leave<true>(p, staged, part, token0, row0, pass);
+      } else {
+        leave<false>(p, staged, part, token0, row0, pass);
       }
     }
     if constexpr (C::kSplitK > 1) combine(p, shared, tile);
@@ -112,40 +102,80 @@ struct TileEpilogue {
     return float(sum);
   }
 
+  // Whether all rows of the tile exist and may be stored kVector at a time.
+  static __device__ bool is_whole(const GemmParams& p, int row0) {
+    using Out = typename C::Out::Storage;
+    const u64 places = reinterpret_cast<u64>(p.out) | u64(p.out_stride) * sizeof(Out);
+    return row0 + C::kBlockN <= p.n && places % sizeof(Vector<Out>) == 0;
+  }
+
+  // Adds what the warps along K have staged, and stores it: as results, or for those who combine.
+  template <bool kWhole>
+  static __device__ void leave(const GemmParams& p, const Sum* staged, Sum* part, int token0,
+                               int row0, int pass) {
+    const int tokens = min_of(kTokens, p.m - token0 - pass * kTokens);
+#pragma unroll(kWhole ? kUnrolled : 1)
+    for (int unit = threadIdx.x; unit < tokens * kUnitsPerToken; unit += kThreads) {
+      const int in_pass = unit / kUnitsPerToken, row = unit % kUnitsPerToken * kVector;
+      const int token = pass * kTokens + in_pass;
+      Sum sum[kVector] = {0, 0, 0, 0};
+#pragma unroll
+      for (int k = 0; k < C::kWarpsK; ++k) {
+        const Sum* from = staged + (k * kTokens + in_pass) * kPitch + row;
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) sum[i] += from[i];
+      }
+      if constexpr (C::kSplitK > 1) {
+        *reinterpret_cast<Vector<Sum>*>(part + token * C::kBlockN + row) =
+            Vector<Sum>{{sum[0], sum[1], sum[2], sum[3]}};
+      } else {
+        finish<kWhole>(p, token0 + token, row0 + row, sum);
+      }
+    }
+  }
+
+  // Rows that are stored as one.
+  template <class Value>
+  struct alignas(sizeof(Value) * kVector) Vector {
+    Value value[kVector];
+  };
+
   // Applies what is per row and per token, and stores four rows of one token.
+  template <bool kWhole>
   static __device__ void finish(const GemmParams& p, int token, int row,
                                 const Sum (&sum)[kVector]) {
     using Out = typename C::Out::Storage;
     Out* to = static_cast<Out*>(p.out) + i64(token) * p.out_stride + row;
-    const auto* scales = static_cast<const typename C::Scale::Storage*>(p.scales);
-    const float* second = static_cast<const float*>(p.second_scale);
-    const Out* bias = static_cast<const Out*>(p.bias);
-    const float whole_factor = factor_of(p, token);
-    struct alignas(sizeof(Out) * kVector) Packed {
-      Out value[kVector];
-    } packed;
+    const float factor = factor_of(p, token);
+    if constexpr (kWhole) {
+      Vector<Out> packed;
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      if (row + i >= p.n) break;
-      float value = without_zero(p, token, row + i, sum[i]);
-      if (!Mainloop::kScalesInLoop) {
-        value *= C::Scale::to_float(scales[row + i]);
+      for (int i = 0; i < kVector; ++i) {
+        packed.value[i] = C::Out::from_float(finished(p, token, row + i, factor, sum[i]));
       }
-      if (kTokenFactor) value *= whole_factor;
-      if (C::kSecondScale == SecondScale::kTensor) value *= second[0];
-      if (C::kSecondScale == SecondScale::kChannel) value *= second[row + i];
-      if (bias != nullptr) value += C::Out::to_float(bias[row + i]);
-      packed.value[i] = C::Out::from_float(value);
-    }
-    const bool whole = row + kVector <= p.n;
-    if (whole && reinterpret_cast<u64>(to) % sizeof(Packed) == 0) {
-      *reinterpret_cast<Packed*>(to) = packed;
+      *reinterpret_cast<Vector<Out>*>(to) = packed;
     } else {
 #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        if (row + i < p.n) to[i] = packed.value[i];
+        if (row + i >= p.n) break;
+        to[i] = C::Out::from_float(finished(p, token, row + i, factor, sum[i]));
       }
     }
+  }
+
+  // One sum with all scales and the bias.
+  static __device__ float finished(const GemmParams& p, int token, int row, float factor, Sum sum) {
+    float value = without_zero(p, token, row, sum);
+    if constexpr (!Mainloop::kScalesInLoop) {
+      value *= C::Scale::to_float(static_cast<const typename C::Scale::Storage*>(p.scales)[row]);
+    }
+    if constexpr (kTokenFactor) value *= factor;
+    const float* second = static_cast<const float*>(p.second_scale);
+    if constexpr (C::kSecondScale == SecondScale::kTensor) value *= second[0];
+    if constexpr (C::kSecondScale == SecondScale::kChannel) value *= second[row];
+    const auto* bias = static_cast<const typename C::Out::Storage*>(p.bias);
+    if (bias != nullptr) value += C::Out::to_float(bias[row]);
+    return value;
   }
 
   // What dequantization left out of operands comes last: a scale near the end of float's range times
@@ -170,14 +200,15 @@ struct TileEpilogue {
   static __device__ void combine(const GemmParams& p, u8* shared, const TileIndex& tile) {
     u32* order = reinterpret_cast<u32*>(shared);
     __threadfence();
-    __syncthreads();
+    Mainloop::sync();
     if (threadIdx.x == 0) {
       *order = ptx::count_wrapping(p.counters + tile.linear, C::kSplitK - 1);
     }
-    __syncthreads();
+    Mainloop::sync();
     if (*order != C::kSplitK - 1) return;
     __threadfence();
     const int token0 = tile.m * C::kBlockM, row0 = tile.n * C::kBlockN;
+    const bool whole = is_whole(p, row0);
     const i64 tiles = i64(gridDim.x) * gridDim.y;
     const Sum* parts =
         static_cast<const Sum*>(p.partials) + i64(tile.linear) * (C::kBlockM * C::kBlockN);
@@ -196,7 +227,11 @@ struct TileEpilogue {
 #pragma unroll
         for (int i = 0; i < kVector; ++i) sum[i] += part[split][i];
       }
-      finish(p, token0 + token, row0 + row, sum);
+      if (whole) {
+        finish<true>(p, token0 + token, row0 + row, sum);
+      } else {
+        finish<false>(p, token0 + token, row0 + row, sum);
+      }
     }
   }
 };

@@ -20,6 +20,8 @@
 // exactly zero; no step needs a bounds check.
 #pragma once
 
+#include <humming/mainloop/token_scales.cuh>
+#include <humming/mainloop/weights.cuh>
 #include <humming/params.cuh>
 #include <humming/ptx/global.cuh>
 #include <humming/ptx/shared.cuh>
@@ -27,37 +29,27 @@
 
 namespace humming {
 
-// Where scales meet the product.
-enum class ScaleSite {
-  kEpilogue,     // one scale a row: applied to finished sums
-  kAccumulator,  // one scale a row and group: applied to the group's partial sum, in float
-  kOperand,      // one scale a row and group: multiplied into A, rounded to the operand
-};
-
-// What is subtracted from a code: nothing, a uint8, or a value of the scale's type.
-enum class ZeroPoint { kNone, kInteger, kFloat };
-
 template <class C>
 struct MmaSyncMainloop {
+  using Params = GemmParams;
+  using Weights = StagedWeights<C>;
   static constexpr int kThreads = 32 * C::kWarpsN * C::kWarpsK;
   static constexpr int kRowBlocks = C::kBlockN / 16 / C::kWarpsN;
   // A token tile is what one instruction takes; its B registers are those of tiles of 8 tokens.
   static constexpr int kTileTokens = C::Mma::kTokens;
   static constexpr int kTokenTiles = C::kBlockM / kTileTokens;
   using Places = typename C::Mma::Places;
-  static constexpr int kBricks = C::kBlockK / 64;
+  static constexpr int kBricks = Weights::kBricks;
   static constexpr int kWarpBricks = kBricks / C::kWarpsK;
-  static constexpr int kWords = C::Order::kCodeBits;
-  static constexpr int kBrickBytes = 128 * kWords;
+  static constexpr int kWords = Weights::kWords;
+  static constexpr int kBrickBytes = Weights::kBrickBytes;
   static constexpr bool kPerGroup = C::kScaleSite == ScaleSite::kAccumulator;
-  // Scales of one value a row meet finished sums, whatever the site of those that change with K.
-  static constexpr bool kScalesInLoop = C::kScaleSite != ScaleSite::kEpilogue && C::kGroupK != 0;
+  static constexpr bool kScalesInLoop = Weights::kScalesInLoop;
   // Sums of a group, or of a stage, that are added to the accumulators in float.
   static constexpr bool kPartial = kPerGroup || C::Mma::kPromoted;
-  // An MMA step is 256 bits of K.
-  static constexpr int kStepK = 256 / C::Order::kOperandBits;
-  static constexpr int kBrickSteps = 64 / kStepK;
-  static constexpr bool kHasZero = C::kZeroPoint != ZeroPoint::kNone;
+  static constexpr int kStepK = Weights::kStepK;
+  static constexpr int kBrickSteps = Weights::kBrickSteps;
+  static constexpr bool kHasZero = Weights::kHasZero;
 
   static_assert(C::kBlockN % (16 * C::kWarpsN) == 0 && C::kBlockM % kTileTokens == 0,
                 "slot mainloop: tiles are multiples of 16 rows a warp and of an MMA's tokens");
@@ -65,15 +57,11 @@ struct MmaSyncMainloop {
                 "slot mainloop: a stage holds whole bricks for each warp along K");
   static_assert(C::kStages >= 2, "slot mainloop: a pipeline has at least two stages");
 
-  // Groups of weights that one stage touches, and steps of K that share all scales in a warp.
-  static constexpr int kGroups =
-      C::kGroupK == 0 || C::kGroupK >= C::kBlockK ? 1 : C::kBlockK / C::kGroupK;
+  // Steps of K that share all scales in a warp.
+  static constexpr int kGroups = Weights::kGroups;
   static constexpr int kWarpSteps = kBrickSteps * kWarpBricks;
   static constexpr int kGroupSteps =
       C::kScaleStepK == 0 ? kWarpSteps : min_of(C::kScaleStepK / kStepK, kWarpSteps);
-  static_assert(C::kGroupK == 0 || C::kGroupK % C::kBlockK == 0 || C::kBlockK % C::kGroupK == 0,
-                "slot mainloop: groups and stages divide one another");
-  static_assert(C::kScaleStepK % kStepK == 0, "slot mainloop: scales change between steps only");
   static_assert(kWarpSteps % kGroupSteps == 0,
                 "slot mainloop: groups divide a warp's part of a stage");
   // Steps that one ldmatrix serves.
@@ -90,13 +78,14 @@ struct MmaSyncMainloop {
   static constexpr int kXBits = C::Tokens::kBits;
   static constexpr int kXBytes = C::kBlockK * kXBits / 8;  // of a token
   static constexpr int kXPitch = kXBytes + 16;  // the 16 bytes spread ldmatrix over the banks
-  static constexpr int kScaleBytes = sizeof(typename C::Scale::Storage);
-  static constexpr int kCodesSize = C::kBlockN / 16 * kBricks * kBrickBytes;
-  static constexpr int kScalesSize = kScalesInLoop ? C::kBlockN * kGroups * kScaleBytes : 0;
-  static constexpr int kZeroBytes = C::kZeroPoint == ZeroPoint::kFloat ? kScaleBytes : 1;
-  static constexpr int kZerosSize = kHasZero ? C::kBlockN * kGroups * kZeroBytes : 0;
-  static constexpr int kStageSize = kCodesSize + kScalesSize + kZerosSize + C::kBlockM * kXPitch;
+  static constexpr int kScaleBytes = Weights::kScaleBytes;
+  static constexpr int kCodesSize = Weights::kCodesSize;
+  static constexpr int kScalesSize = Weights::kScalesSize;
+  static constexpr int kZeroBytes = Weights::kZeroBytes;
+  static constexpr int kStageSize = Weights::kSize + C::kBlockM * kXPitch;
   static constexpr int kSharedBytes = C::kStages * kStageSize;
+  static constexpr int kReservedBytes = 0;
+  static constexpr bool kWaits = false;
 
   // (row block, token tile, i) -> row 16 * block + g + 8 * Places::half(i),
   //                               token kTileTokens * tile + Places::token(lane, column(i))
@@ -159,8 +148,8 @@ struct MmaSyncMainloop {
         : shared(address),
           blocks((p.n + 15) / 16 - tile_n * (C::kBlockN / 16)),
           tokens(p.m - tile_m * C::kBlockM),
-          bricks((p.k + 63) / 64),
-          groups(C::kGroupK == 0 ? 1 : (bricks * 64 + C::kGroupK - 1) / max_of(C::kGroupK, 1)),
+          bricks(Weights::bricks_of(p.k)),
+          groups(Weights::groups_of(p.k)),
           k(p.k),
           x_pitch(p.x_stride) {
       const i64 block = tile_n * (C::kBlockN / 16), token = tile_m * C::kBlockM;
@@ -203,7 +192,7 @@ struct MmaSyncMainloop {
         copy(fetch, at, ZeroRuns::mine(i), lane_base + kCodesSize + kScalesSize + i * kThreads * 16,
              from + ZeroRuns::step(i, i64(groups) * 16 * kZeroBytes), exists);
       }
-      const u32 x_base = base + kCodesSize + kScalesSize + kZerosSize;
+      const u32 x_base = base + Weights::kSize;
       from = x + i64(stage) * kXBytes;
 #pragma unroll
       for (int i = 0; i < XRuns::kCount; ++i, ++at) {
@@ -225,68 +214,19 @@ struct MmaSyncMainloop {
     }
   };
 
-  // Reads this lane's words of a brick, chunk by chunk (word_offset of the layout).
-  static __device__ void read_words(const u8* brick, int lane, u32 (&words)[kWords]) {
-    int first = 0;
-#pragma unroll
-    for (int chunk = 0; chunk < C::Order::kChunks; ++chunk) {
-      const int size = C::Order::kChunkWords[chunk];
-      const u8* from = brick + 128 * first + lane * 4 * size;
-      if (size == 4) {
-        const Words4 read = *reinterpret_cast<const Words4*>(from);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) words[first + i] = read.word[i];
-      } else {
-#pragma unroll
-        for (int i = 0; i < size; ++i) words[first + i] = reinterpret_cast<const u32*>(from)[i];
-      }
-      first += size;
-    }
-  }
-
   using Partials = typename C::Mma::Sums[kChains][kRowBlocks][kTokenTiles];
-  using Offsets = typename C::Dequant::Offset[kRowBlocks][2];
+  using Rows = typename Weights::Rows[kRowBlocks];
 
   // What a warp needs of one stage.
   struct Stage {
-    const u8* codes;   // of this warp's first row block and first brick
-    const u8* scales;  // of its first row block
-    const u8* zeros;
+    const u8* codes;  // of this warp's first row block and first brick
+    typename Weights::Scales scales;
     u32 x;  // address of what this lane reads of token tile 0, first k
     int lane;
-    // Scales of the tile's tokens, from its first one on, and the number of the stage's first step
-    // of K.
-    const u8* x_scales;
-    int tokens, x_groups, step;
+    TokenScales<C> token_scales;
+    int k;  // the stage's first value of K
 
-    __device__ static int group_of(int first_step, int step) {
-      return C::kGroupK == 0 ? 0 : (first_step + step) * kStepK / max_of(C::kGroupK, 1);
-    }
-    // The scale of a token for the group of a step; tokens and groups that do not exist have the
-    // last one's, whose products with zeros are zero or, being its NaN, are not stored.
-    __device__ float token_scale(int token, int at) const {
-      const int group = min_of((step + at) * kStepK / max_of(C::kTokenGroupK, 1), x_groups - 1);
-      using Scale = typename C::TokenScale;
-      const auto* values = reinterpret_cast<const typename Scale::Storage*>(x_scales);
-      return Scale::to_float(values[i64(min_of(token, tokens - 1)) * x_groups + group]);
-    }
-    __device__ float scale(int block, int group, int row) const {
-      const auto* values = reinterpret_cast<const typename C::Scale::Storage*>(scales);
-      return C::Scale::to_float(values[(block * kGroups + group) * 16 + row]);
-    }
-    // The zero point's integer, or the bits of its float in the operand's type.
-    __device__ u32 zero(int block, int group, int row) const {
-      const int at = (block * kGroups + group) * 16 + row;
-      if constexpr (C::kZeroPoint == ZeroPoint::kFloat) return operand(zeros, at);
-      return zeros[at];
-    }
-    // A value of the scale's type, rounded to the operand's.
-    static __device__ u32 operand(const u8* values, int at) {
-      using Operand = typename C::Mma::Operand;
-      const auto value = reinterpret_cast<const typename C::Scale::Storage*>(values)[at];
-      if constexpr (IsSame<Operand, typename C::Scale>::value) return value;
-      return Operand::from_float(C::Scale::to_float(value));
-    }
+    __device__ Stage(const GemmParams& p, int tile_m) : token_scales(p, tile_m) {}
   };
 
   // Steps since a group of K began, known when compiling where groups end within a brick.
@@ -299,23 +239,20 @@ struct MmaSyncMainloop {
   template <int kStep>
   static __device__ void step_pair(const Stage& stage, int brick, int first_step,
                                    const u32 (&words)[kRowBlocks][kWords], Accumulators& acc,
-                                   Partials& partial, Offsets& offsets) {
+                                   Partials& partial, Rows& rows) {
     u32 a[kPairSteps][kRowBlocks][4];
 #pragma unroll
     for (int half = 0; half < kPairSteps; ++half) {
-      const int group = Stage::group_of(first_step, kBrickSteps * brick + kStep + half);
+      const int group = Weights::Scales::group_of(first_step + kBrickSteps * brick + kStep + half);
       const bool opens = phase(brick, kStep + half) == 0;
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) {
-        if (C::kZeroPoint == ZeroPoint::kInteger && opens) {
-          offsets[block][0] = C::Dequant::offset(stage.zero(block, group, stage.lane / 4));
-          offsets[block][1] = C::Dequant::offset(stage.zero(block, group, stage.lane / 4 + 8));
-        }
+        if (opens) rows[block].load(stage.scales, block, group, stage.lane);
         if (half == 0) {
-          fragment<kStep>(stage, block, group, words[block], offsets[block], a[0][block]);
+          Weights::template fragment<kStep>(words[block], rows[block], a[0][block]);
         } else {
-          fragment<kStep + kPairSteps - 1>(stage, block, group, words[block], offsets[block],
-                                           a[kPairSteps - 1][block]);
+          Weights::template fragment<kStep + kPairSteps - 1>(words[block], rows[block],
+                                                             a[kPairSteps - 1][block]);
         }
       }
     }
@@ -370,43 +307,20 @@ struct MmaSyncMainloop {
     }
   }
 
-  // The A registers of one step: dequantized, less float zero points, times scales of operands.
-  // (lane, r, e) -> (row g + 8 * (r & 1), k kStepK * kStep + E t + e + 4 E (r >> 1))
-  template <int kStep>
-  static __device__ void fragment(const Stage& stage, int block, int group,
-                                  const u32 (&words)[kWords],
-                                  const typename C::Dequant::Offset (&rows)[2], u32 (&a)[4]) {
-    a[0] = C::Dequant::template value<4 * kStep>(words, rows[0]);
-    a[1] = C::Dequant::template value<4 * kStep + 1>(words, rows[1]);
-    a[2] = C::Dequant::template value<4 * kStep + 2>(words, rows[0]);
-    a[3] = C::Dequant::template value<4 * kStep + 3>(words, rows[1]);
-#pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      const int row = stage.lane / 4 + 8 * (r & 1);
-      if constexpr (C::kZeroPoint == ZeroPoint::kFloat) {
-        a[r] = C::Dequant::subtract(a[r], stage.zero(block, group, row) * 0x00010001u);
-      }
-      if constexpr (C::kScaleSite == ScaleSite::kOperand) {
-        const int at = (block * kGroups + group) * 16 + row;
-        a[r] = C::Dequant::scale(a[r], Stage::operand(stage.scales, at) * 0x00010001u);
-      }
-    }
-  }
-
   // Adds the finished sums of a group, times its scales, to the accumulators.
   static __device__ void flush_tile(const Stage& stage, int first_step, int step, int block,
                                     int tile, Accumulators& acc, const Partials& partial) {
-    float rows[2] = {1.f, 1.f}, tokens[kTileTokens / 4];
+    float factors[2] = {1.f, 1.f}, tokens[kTileTokens / 4];
     if constexpr (kPerGroup && C::kGroupK != 0) {
-      const int group = Stage::group_of(first_step, step);
-      rows[0] = stage.scale(block, group, stage.lane / 4);
-      rows[1] = stage.scale(block, group, stage.lane / 4 + 8);
+      const int group = Weights::Scales::group_of(first_step + step);
+      factors[0] = stage.scales.scale(block, group, stage.lane / 4);
+      factors[1] = stage.scales.scale(block, group, stage.lane / 4 + 8);
     }
     if constexpr (kPerGroup && C::kTokenGroupK != 0) {
 #pragma unroll
       for (int column = 0; column < kTileTokens / 4; ++column) {
         const int token = kTileTokens * tile + Places::token(stage.lane, column);
-        tokens[column] = stage.token_scale(token, first_step + step);
+        tokens[column] = stage.token_scales.at(token, stage.k + (first_step + step) * kStepK);
       }
     }
 #pragma unroll
@@ -414,33 +328,35 @@ struct MmaSyncMainloop {
       float sum = C::Mma::value(partial[0][block][tile], i);
       if (kChains == 2) sum += C::Mma::value(partial[kChains - 1][block][tile], i);
       if constexpr (kPerGroup && C::kTokenGroupK != 0) sum *= tokens[Places::column(i)];
-      acc[block][tile][i] += sum * rows[Places::half(i)];
+      acc[block][tile][i] += sum * factors[Places::half(i)];
     }
   }
 
   static __device__ void compute(const Stage& stage, int first_step, Accumulators& acc) {
     Partials partial;
-    Offsets offsets;
+    Rows rows;
 #pragma unroll
-    for (int block = 0; block < kRowBlocks; ++block) {
-      offsets[block][0] = offsets[block][1] = C::Dequant::offset();
-    }
+    for (int block = 0; block < kRowBlocks; ++block) rows[block].clear();
 #pragma unroll(kUnrolledBricks)
     for (int brick = 0; brick < kWarpBricks; ++brick) {
       u32 words[kRowBlocks][kWords];
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) {
-        read_words(stage.codes + (block * kBricks + brick) * kBrickBytes, stage.lane, words[block]);
+        Weights::read_words(stage.codes + (block * kBricks + brick) * kBrickBytes, stage.lane,
+                            words[block]);
       }
-      step_pair<0>(stage, brick, first_step, words, acc, partial, offsets);
+      step_pair<0>(stage, brick, first_step, words, acc, partial, rows);
       if constexpr (kBrickSteps > 2) {
-        step_pair<2>(stage, brick, first_step, words, acc, partial, offsets);
+        step_pair<2>(stage, brick, first_step, words, acc, partial, rows);
       }
     }
   }
 
-  // Sums stages [begin, end) of the tile.
-  static __device__ void run(const GemmParams& p, u8* shared, int tile_n, int tile_m, int begin,
+  // Threads that hold sums meet.
+  static __device__ void sync() { __syncthreads(); }
+
+  // Sums stages [begin, end) of the tile; returns whether this thread holds sums.
+  static __device__ bool run(const GemmParams& p, u8* shared, int tile_n, int tile_m, int begin,
                              int end, Accumulators& acc) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int warp_n = warp % C::kWarpsN, warp_k = warp / C::kWarpsN;
@@ -455,8 +371,8 @@ struct MmaSyncMainloop {
       C::Mover::commit();
     }
     const int first_step = warp_k * kWarpSteps;
-    const u32 x_offset = kCodesSize + kScalesSize + kZerosSize +
-                         C::Tokens::lane_offset(lane, kXPitch) + first_step * kStepK * kXBits / 8;
+    const u32 x_offset =
+        Weights::kSize + C::Tokens::lane_offset(lane, kXPitch) + first_step * kStepK * kXBits / 8;
     int slot = 0;
     for (int at = begin; at < end; ++at) {
       C::Mover::template wait<C::kStages - 2>();
@@ -465,21 +381,14 @@ struct MmaSyncMainloop {
       const int next_slot = slot == 0 ? C::kStages - 1 : slot - 1;
       if (next < end) loader.issue(fetch, next, next_slot);
       const u8* base = shared + slot * kStageSize;
-      Stage stage;
+      Stage stage(p, tile_m);
       stage.codes = base + (warp_n * kRowBlocks * kBricks + warp_k * kWarpBricks) * kBrickBytes;
-      stage.scales = base + kCodesSize + warp_n * kRowBlocks * kGroups * 16 * kScaleBytes;
-      stage.zeros =
+      stage.scales.scales = base + kCodesSize + warp_n * kRowBlocks * kGroups * 16 * kScaleBytes;
+      stage.scales.zeros =
           base + kCodesSize + kScalesSize + warp_n * kRowBlocks * kGroups * 16 * kZeroBytes;
       stage.x = ptx::shared_address(base) + x_offset;
       stage.lane = lane;
-      if constexpr (C::kTokenGroupK != 0) {
-        const i64 token = tile_m * C::kBlockM;
-        stage.x_scales = static_cast<const u8*>(p.x_scales) +
-                         token * p.x_groups * sizeof(typename C::TokenScale::Storage);
-        stage.tokens = p.m - token;
-        stage.x_groups = p.x_groups;
-        stage.step = at * (C::kBlockK / kStepK);
-      }
+      stage.k = at * C::kBlockK;
       compute(stage, first_step, acc);
       if (next < end) fetch.land();
       C::Mover::commit();
@@ -487,6 +396,7 @@ struct MmaSyncMainloop {
     }
     C::Mover::template wait<0>();
     __syncthreads();  // shared memory is free for the epilogue
+    return true;
   }
 };
 

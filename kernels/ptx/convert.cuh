@@ -1,4 +1,4 @@
-// Conversions between float and its bits, between float and half (PTX ISA 9.7.9.21 "cvt"), and of
+// Conversions between float and its bits, between float and 16 bits (PTX ISA 9.7.9.21 "cvt"), and of
 // integers to narrow ones, saturating (9.7.9.22 "cvt.pack").
 #pragma once
 
@@ -25,6 +25,13 @@ __device__ inline float f16_to_f32(unsigned short bits) {
 __device__ inline unsigned short f32_to_f16(float value) {
   unsigned short bits;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+// From sm_80 on.
+__device__ inline unsigned short f32_to_bf16(float value) {
+  unsigned short bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
   return bits;
 }
 

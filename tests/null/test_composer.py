@@ -418,7 +418,12 @@ def test_dependent_launch_where_the_device_has_it():
 def test_what_cannot_be_built_names_what_can():
     asked = problem("w8a8 int8")
     with pytest.raises(UnsupportedError) as raised:
-        compose(asked, devices()["b300"], (1, 8), registry=Parts(lacking=("int:int8", "widened")))
+        compose(
+            asked,
+            devices()["b300"],
+            (1, 8),
+            registry=Parts(lacking=("int:int8", "widened", "widened:shared")),
+        )
     error = raised.value
     assert error.asked == "int8 x int8 on b300"
     assert "lacks dequant int:int8" in error.why

@@ -59,7 +59,7 @@ def test_page_tells_what_matters(beginning: str, cells: list[str], page: str) ->
         ("ampere", "int8 x int8", "native s8"),
         ("ampere", "fp8 x fp8", "widened f16"),
         ("ada", "fp8 x fp8", "native e4m3"),
-        ("hopper", "int4_g128 x bf16", "native bf16 → wgmma"),
+        ("hopper", "int4_g128 x bf16", "native bf16"),
         ("blackwell_ultra", "int8 x int8", "legacy s8"),
         ("blackwell_ultra", "nvfp4 x nvfp4", "widened legacy f16 → tcgen05"),
         ("ppu_v15", "int8 x int8", "no"),

@@ -1,0 +1,200 @@
+"""Times explicit tiles of warpgroups beside cuBLAS and the composer's choices, on one card.
+
+    python benchmarks/warpgroups.py --m 64,256,1024 --output results/warpgroups.json
+    python benchmarks/warpgroups.py --m 4096 --tiles "2,2,128,2,3,1; 2,1,256,1,4,1"
+
+A tile is named by warpgroups, blocks of 64 rows of each, tokens, bricks of 64 values of K of a
+stage, stages, parts of K. Without `--tiles` all that might be the fastest are tried. Times are
+those of CUDA-graph replays over weights that together exceed the L2 three times, in turns with
+cuBLAS in the activations' type and with the composer's choice; the composer's estimates stand
+beside them, so that its constants can be fitted.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from timing import capture, copies_beyond_l2, environment, time_graphs
+
+import humming
+from humming import reference
+from humming.capability import DeviceCapabilities
+from humming.compiler import compile_many
+from humming.composer import KernelPlan, compose_as, decide, m_range_of
+from humming.lowering import Lowering, enumerate_lowerings
+from humming.plugins import capabilities, registry
+from humming.problem import GemmProblem
+from humming.runtime import Kernel, Operands
+from humming.tiles import TileConfig, fits, warpgroup_tile
+
+# Graphs that take turns; each holds memory of its own.
+TOGETHER = 16
+
+
+def main() -> None:
+    """Parse the command line, time everything, print a line each and write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shape", default="8192x8192", help="N x K of the weight")
+    parser.add_argument("--m", default="64,128,256,1024,4096", help="tokens")
+    parser.add_argument("--formats", default="int4_g128 x bf16", help="separated by commas")
+    parser.add_argument("--tiles", help="separated by semicolons; see above")
+    parser.add_argument("--output", type=Path, help="file for the results as JSON")
+    arguments = parser.parse_args()
+    n, k = (int(size) for size in arguments.shape.split("x"))
+    named = [
+        warpgroup_tile(*(int(number) for number in tile.split(",")))
+        for tile in (arguments.tiles or "").split(";")
+        if tile.strip()
+    ]
+    rows = []
+    for name in arguments.formats.split(","):
+        problem = GemmProblem.parse(name.strip(), n, k)
+        operands = WeightCopies(problem)
+        for m in map(int, arguments.m.split(",")):
+            for row in measure(operands, m, named):
+                rows.append(row)
+    result = {"environment": environment(), "warpgroups": rows}
+    if arguments.output:
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+class WeightCopies:
+    """A weight, packed and dense, each in several copies."""
+
+    def __init__(self, problem: GemmProblem) -> None:
+        n, k = problem.n, problem.k
+        self.problem = problem
+        self.dtype = torch.float16 if problem.activation.dtype == "float16" else torch.bfloat16
+        dense = torch.randn(n, k, device="cuda", dtype=self.dtype) * k**-0.5
+        self.quantized = humming.quantize(dense, problem.weight)
+        packed = humming.pack(self.quantized, activation=problem.activation)
+        copies = [packed.to("cpu").to("cuda") for _ in range(copies_beyond_l2(packed.nbytes))]
+        self.packed = [Operands(w.codes, w.scales, w.zeros, w.second_scale, None) for w in copies]
+        self.dense = [dense.clone() for _ in range(copies_beyond_l2(2 * n * k))]
+
+
+def measure(operands: WeightCopies, m: int, named: list[TileConfig]) -> Iterator[dict[str, Any]]:
+    """A row for each kernel at `m` tokens, the fastest first."""
+    problem = operands.problem
+    x = torch.randn(m, problem.k, device="cuda", dtype=operands.dtype)
+    exact = reference.matmul(x, operands.quantized)
+    plans = list(plans_of(problem, capabilities(), m, named))
+    print(f"{problem.name}, {problem.n} x {problem.k}, M = {m}: {len(plans)} kernels", flush=True)
+    kernels = [
+        Kernel(plan, 0, compiled) for plan, compiled in zip(plans, compile_many(plans), strict=True)
+    ]
+    found, dense = [], operands.dense
+    for first in range(0, len(kernels), TOGETHER):
+        group = kernels[first : first + TOGETHER]
+        calls = [call_of(kernel, operands, x) for kernel in group]
+        errors = [float(reference.relative_error(call(0), exact)) for call in calls]
+        graphs = {str(i): capture(call) for i, call in enumerate(calls)}
+        graphs["cublas"] = capture(lambda i: torch.mm(x, dense[i % len(dense)].t()))
+        times = time_graphs(graphs)
+        for i, kernel in enumerate(group):
+            found.append(row_of(kernel.plan, m, times[str(i)], times["cublas"], errors[i]))
+    for row in sorted(found, key=lambda row: float(row["us"])):
+        print(
+            f"{row['us']:8.2f} us {row['tflops']:6.1f} TFLOPS, cuBLAS {row['cublas_us']:8.2f}, "
+            f"estimate {row['estimate_us']:8.2f}, error {row['relative_error']:.1e}: "
+            f"{row['tile']}, {row['lowering']}",
+            flush=True,
+        )
+        yield row
+
+
+def plans_of(
+    problem: GemmProblem, caps: DeviceCapabilities, m: int, named: list[TileConfig]
+) -> Iterator[KernelPlan]:
+    """The best plan of each lowering by the composer, and explicit tiles of warpgroups."""
+    m_range = m_range_of(m)
+    ready = decide(problem, caps, m_range, registry()).ready
+    chosen = [(lowering, tile) for lowering, tile, _ in ready]
+    lowerings = [
+        lowering
+        for lowering in enumerate_lowerings(problem, caps)[0]
+        if lowering.has_producer and lowering.mma.accumulator.bits == 32
+    ]
+    explicit = [
+        (lowering, tile)
+        for lowering in lowerings
+        for tile in (named or likely_tiles(problem, lowering, caps, m))
+        if fits(tile, problem, lowering, caps)
+    ]
+    for lowering, tile in dict.fromkeys([*chosen, *explicit]):
+        yield compose_as(problem, caps, m_range, lowering, tile, m=m)
+
+
+def likely_tiles(
+    problem: GemmProblem, lowering: Lowering, caps: DeviceCapabilities, m: int
+) -> Iterator[TileConfig]:
+    """Tiles that leave few SMs idle and waste few tokens, with the deepest pipeline that fits."""
+    sms = caps.sms or 1
+    for warpgroups, row_blocks in ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (4, 1)):
+        for block_m in (8, 16, 32, 64, 96, 128, 192, 256):
+            if not m <= block_m < 2 * m and not 64 <= block_m < m:
+                continue
+            for bricks in (1, 2) if lowering.operand_bits == 16 else (2, 4):
+                for split_k in (1, 2, 4):
+                    shape = (warpgroups, row_blocks, block_m, bricks)
+                    tile = warpgroup_tile(*shape, 2, split_k)
+                    ctas = -(-problem.n // tile.block_n) * -(-m // block_m)
+                    if ctas * split_k < sms // 3 or (split_k > 1 and ctas * split_k > 2.1 * sms):
+                        continue
+                    deep = [
+                        tile
+                        for stages in (10, 8, 6, 5, 4, 3)
+                        if fits(
+                            tile := warpgroup_tile(*shape, stages, split_k), problem, lowering, caps
+                        )
+                    ]
+                    yield from deep[:1]
+                    # Two CTAs an SM.
+                    half = (caps.smem_per_sm_bytes or 0) // 2 - 1024
+                    yield from [t for t in deep[1:] if t.smem_bytes(problem, lowering) <= half][:1]
+
+
+def call_of(
+    kernel: Kernel, operands: WeightCopies, x: torch.Tensor
+) -> Callable[[int], torch.Tensor]:
+    """What enqueues product number i, each with another copy of the weight."""
+    out = torch.empty(x.shape[0], operands.problem.n, device="cuda", dtype=operands.dtype)
+    packed = operands.packed
+
+    def call(i: int) -> torch.Tensor:
+        stream = torch.cuda.current_stream().cuda_stream
+        kernel.launch(x, packed[i % len(packed)], out, stream)
+        return out
+
+    return call
+
+
+def row_of(
+    plan: KernelPlan, m: int, us: float, cublas_us: float, relative_error: float
+) -> dict[str, Any]:
+    """What is recorded of a kernel."""
+    problem = plan.problem
+    return {
+        "format": problem.name,
+        "n": problem.n,
+        "k": problem.k,
+        "m": m,
+        "us": us,
+        "tflops": 2e-6 * m * problem.n * problem.k / us,
+        "cublas_us": cublas_us,
+        "relative_error": relative_error,
+        "estimate_us": plan.estimate.total_us,
+        "estimate": plan.estimate.to_dict(),
+        "lowering": plan.lowering.name,
+        "tile": str(plan.tile),
+        "config": asdict(plan.tile),
+    }
+
+
+if __name__ == "__main__":
+    main()
