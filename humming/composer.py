@@ -28,7 +28,6 @@ from humming.problem import GemmProblem, whole_number
 from humming.registry import Registry
 from humming.source import ENTRY, compose_source
 from humming.tiles import (
-    BOX_ROW_BYTES,
     TileConfig,
     candidates,
     fits,
@@ -96,14 +95,6 @@ class KernelPlan:
         """CTAs of a launch with `m` tokens: tiles along N, tiles along M, parts of K."""
         tiles_n = ceil(self.problem.n / self.tile.block_n)
         return tiles_n, ceil(m / self.tile.block_m), self.tile.split_k
-
-    @property
-    def x_box(self) -> tuple[int, int] | None:
-        """Tokens and bytes of K of the boxes in which a copy engine brings tokens, if one does.
-
-        Then the kernel's parameters end with a tensor map of them.
-        """
-        return (self.tile.block_m, BOX_ROW_BYTES) if self.lowering.has_producer else None
 
     def workspace(self, m: int) -> tuple[int, int]:
         """What split K needs at `m` tokens: bytes of fp32 partial tiles, and number of counters."""

@@ -168,14 +168,14 @@ class Buffer(NamedTuple):
 class MappedMatrix(NamedTuple):
     """A matrix in a device's memory, as a copy engine reads boxes of it.
 
-    A box arrives in shared memory row after row, under the 128-byte swizzle, with zeros where the
-    matrix ends.
+    A box arrives in shared memory row after row, with zeros where the matrix ends.
 
     Attributes:
         address, pitch_bytes: where it is, and from one row to the next; multiples of 16.
         rows, columns: its size in elements.
-        element_bytes: 1 or 2; what the elements mean does not matter.
-        box_rows, box_columns: size of a box in elements, at most 256 rows of at most 128 bytes.
+        element_bytes: 1, 2, 4 or 8; what the elements mean does not matter.
+        box_rows, box_columns: size of a box in elements, at most 256 each.
+        swizzled: whether rows of a box, of 128 bytes, lie under the 128-byte swizzle.
     """
 
     address: int
@@ -185,6 +185,7 @@ class MappedMatrix(NamedTuple):
     element_bytes: int
     box_rows: int
     box_columns: int
+    swizzled: bool
 
 
 class Runtime(Protocol):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from humming import hookspecs, plugins, progress
+from humming import hookspecs, mapped, plugins, progress
 from humming.capability import DeviceCapabilities
 from humming.compiler import CompiledKernel, compile_many, compile_plan
 from humming.composer import M_RANGES, KernelPlan, compose
@@ -23,7 +23,6 @@ from humming.problem import GemmProblem
 # GemmParams of kernels/params.cuh: 13 addresses, 2 strides, then m, n, k and scales of a token.
 _PARAMS = struct.Struct("<15q4i")
 # Where the tensor map of MappedGemmParams lies.
-_MAP_ALIGN_BYTES = 64
 _TENSOR_MAP_BYTES = 128
 # Tensor maps that a kernel keeps: activations of a captured or compiled model return to the same
 # addresses.
@@ -168,7 +167,7 @@ class Kernel:
         self._block_m, self._split_k, self._block = tile.block_m, tile.split_k, (tile.threads, 1, 1)
         self._partials_bytes = 4 * tile.block_n * tile.block_m * tile.split_k  # a tile
         self._pdl = plan.pdl
-        self._x_box, self._map_of = plan.x_box, device.tensor_map
+        self._mapped, self._map_of = plan.lowering.has_producer, device.tensor_map
         self._maps: dict[tuple[int, ...], bytes] = {}
 
     def launch(
@@ -250,8 +249,8 @@ class Kernel:
             k,
             x_groups,
         )
-        if self._x_box is not None:
-            params += self._x_map(x, m)
+        if self._mapped:
+            params += self._maps_of(x, m, codes_at, scales_at, zeros_at)
         grid = (self._tiles_n, tiles_m, self._split_k)
         try:
             if self._on_host:
@@ -273,17 +272,19 @@ class Kernel:
         except Exception as error:
             raise plugins.fault(_HOOK, self.plan.decision.capabilities, error) from error
 
-    def _x_map(self, x: torch.Tensor, m: int) -> bytes:
-        """What follows the parameters of a kernel whose copy engine reads the activations."""
-        key = (x.data_ptr(), m, x.shape[1], x.stride(0))
+    def _maps_of(self, x: torch.Tensor, m: int, codes: int, scales: int, zeros: int) -> bytes:
+        """What follows the parameters of a kernel whose operands a copy engine reads."""
+        tokens = (x.data_ptr(), x.stride(0) * x.element_size(), m, x.shape[1], x.element_size())
+        key = (*tokens, codes, scales, zeros)
         made = self._maps.get(key)
         if made is None:
-            size = x.element_size()
-            rows, row_bytes = self._x_box or (0, 0)
-            # The step from a single row to the next one may be anything.
-            pitch = key[3] * size if m > 1 else -(-key[2] * size // 16) * 16
-            matrix = hookspecs.MappedMatrix(key[0], pitch, m, key[2], size, rows, row_bytes // size)
-            made = bytes(-_PARAMS.size % _MAP_ALIGN_BYTES) + self._map_of(matrix)
+            matrices = (
+                mapped.tokens_matrix(self.plan, *tokens),
+                *mapped.weight_matrices(self.plan, codes, scales, zeros),
+            )
+            made = bytes(-_PARAMS.size % mapped.PARAMS_ALIGN_BYTES)
+            for matrix in matrices:
+                made += bytes(_TENSOR_MAP_BYTES) if matrix is None else self._map_of(matrix)
             if len(self._maps) >= _KEPT_MAPS:
                 self._maps.clear()
             self._maps[key] = made

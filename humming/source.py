@@ -98,6 +98,7 @@ def compose_source(
     if lowering.has_producer:
         dealt = tile.dealt_registers(caps.registers_per_sm or 65536)
         numbers |= zip(("kProducerRegisters", "kRegisters"), dealt, strict=True)
+        numbers["kBoxBricks"] = tile.box_bricks(problem)
     choices = {
         "ScaleSite": _SITES[lowering.scale_site],
         "ZeroPoint": _ZERO_POINTS[weight.zero_point],

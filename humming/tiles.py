@@ -28,6 +28,8 @@ X_ROW_PADDING_BYTES = 16
 # Boxes of activations have rows of this many bytes and begin at multiples of 8 of them, and so do
 # stages (kBoxBytes and kStageSize in kernels/mainloop/wgmma.cuh).
 BOX_ROW_BYTES, STAGE_ALIGN_BYTES = 128, 1024
+# What a box begins at in shared memory, and how many elements a row of it holds at most.
+BOX_ALIGN_BYTES, MOST_BOX_ELEMENTS = 128, 256
 # Two barriers of a stage.
 BARRIER_BYTES = 16
 # The warpgroup that a producer belongs to.
@@ -124,17 +126,32 @@ class TileConfig:
         """K values of a stage that one warp multiplies."""
         return self.block_k // self.warps_k
 
-    def stage_bytes(self, problem: GemmProblem, lowering: Lowering) -> int:
-        """Shared memory of one pipeline stage: codes, scales, zero points, activations."""
-        weight, group = problem.weight, weight_group(problem)
-        groups = max(1, self.block_k // group) if group else 1
+    def groups(self, problem: GemmProblem) -> int:
+        """Groups of weights that one stage touches."""
+        group = weight_group(problem)
+        return max(1, self.block_k // group) if group else 1
+
+    def staged_bytes(self, problem: GemmProblem, lowering: Lowering) -> tuple[int, int]:
+        """Bytes of a scale and of a zero point that are brought with the codes; 0 if none are."""
+        weight = problem.weight
         scale_bytes = weight.scale_dtype.bits // 8
         zero_bytes = {"none": 0, "integer": 1, "float": scale_bytes}[weight.zero_point]
-        staged_scale_bytes = scale_bytes if group and lowering.scale_site != EPILOGUE else 0
-        weight_bytes = (
-            self.block_n * self.block_k * weight.dtype.bits // 8
-            + self.block_n * groups * (staged_scale_bytes + zero_bytes)
-        )
+        staged = weight_group(problem) and lowering.scale_site != EPILOGUE
+        return scale_bytes if staged else 0, zero_bytes
+
+    def box_bricks(self, problem: GemmProblem) -> int:
+        """Bricks of K that one box of codes brings."""
+        brick_bytes = BRICK_ROWS * BRICK_K * problem.weight.dtype.bits // 8
+        return min(self.block_k // BRICK_K, MOST_BOX_ELEMENTS * 8 // brick_bytes)
+
+    def stage_bytes(self, problem: GemmProblem, lowering: Lowering) -> int:
+        """Shared memory of one pipeline stage: codes, scales, zero points, activations."""
+        value_bytes = [
+            -(-self.block_n * self.groups(problem) * size // BOX_ALIGN_BYTES) * BOX_ALIGN_BYTES
+            for size in self.staged_bytes(problem, lowering)
+        ]
+        weight_bytes = self.block_n * self.block_k * problem.weight.dtype.bits // 8
+        weight_bytes += sum(value_bytes)
         x_row_bytes = self.block_k * problem.activation.dtype.bits // 8
         if not lowering.has_producer:
             return weight_bytes + self.block_m * (x_row_bytes + X_ROW_PADDING_BYTES)

@@ -18,12 +18,11 @@ concept Mover = requires(typename T::template Fetch<1> fetch, u32 shared, const 
   T::template wait<0>();
 };
 
-// Fills a stage of shared memory from one warp: runs of bytes and boxes of a mapped matrix, which a
+// Fills a stage of shared memory from one thread: boxes of mapped matrices, which a
 // barrier object counts.
 template <class T>
 concept Producer = requires(u32 shared, const u8* global, const TensorMap& map, u32 barrier) {
   T::prepare(map);
-  T::run(shared, global, 16u, barrier);
   T::box(shared, map, 0, 0, barrier);
 };
 

@@ -30,9 +30,12 @@ struct alignas(64) TensorMap {
   unsigned long long opaque[16];
 };
 
-// Of kernels whose copy engine reads the activations.
+// Of kernels whose copy engine reads the operands. A row of weights is a block of 16 rows.
 struct MappedGemmParams : GemmParams {
-  TensorMap x_map;  // x as [m, k] codes, in boxes of 128 bytes x block_m rows, 128-byte swizzle
+  TensorMap x_map;      // x as [m, k] codes, in boxes of 128 bytes x block_m rows, 128-byte swizzle
+  TensorMap codes_map;  // in boxes of box_bricks bricks x block_n / 16 row blocks
+  TensorMap scales_map;  // in boxes of a stage's groups x 16 values x block_n / 16 row blocks
+  TensorMap zeros_map;   // so, too
 };
 
 }  // namespace humming

@@ -174,11 +174,14 @@ class CudaRuntime:
             if self._cuda is None:
                 self._cuda = _load_driver()
         driver = self._cuda
-        types = driver.CUtensorMapDataType
+        types, swizzles = driver.CUtensorMapDataType, driver.CUtensorMapSwizzle
+        swizzle = swizzles.CU_TENSOR_MAP_SWIZZLE_128B
         error, made = driver.cuTensorMapEncodeTiled(
             {
                 1: types.CU_TENSOR_MAP_DATA_TYPE_UINT8,
                 2: types.CU_TENSOR_MAP_DATA_TYPE_UINT16,
+                4: types.CU_TENSOR_MAP_DATA_TYPE_UINT32,
+                8: types.CU_TENSOR_MAP_DATA_TYPE_UINT64,
             }[matrix.element_bytes],
             2,
             matrix.address,
@@ -187,7 +190,7 @@ class CudaRuntime:
             [driver.cuuint32_t(size) for size in (matrix.box_columns, matrix.box_rows)],
             [driver.cuuint32_t(1), driver.cuuint32_t(1)],
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            swizzle if matrix.swizzled else swizzles.CU_TENSOR_MAP_SWIZZLE_NONE,
             driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )

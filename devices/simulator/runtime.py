@@ -199,7 +199,7 @@ class SimulatorRuntime:
         element = f"uint{8 * matrix.element_bytes}"
         size, box = (matrix.columns, matrix.rows), (matrix.box_columns, matrix.box_rows)
         pitch = (matrix.pitch_bytes,)
-        swizzle = OF_TENSOR_MAP.index(B128)
+        swizzle = OF_TENSOR_MAP.index(B128) if matrix.swizzled else 0
         return TensorMap(element, matrix.address, size, pitch, box, swizzle=swizzle).encode()
 
     def allocate(self, size_bytes: int, device_index: int = 0) -> int:

@@ -47,8 +47,11 @@ struct StagedWeights {
   static constexpr int kScaleBytes = sizeof(typename C::Scale::Storage);
   static constexpr int kZeroBytes = C::kZeroPoint == ZeroPoint::kFloat ? kScaleBytes : 1;
   static constexpr int kCodesSize = kBlocks * kBricks * kBrickBytes;
-  static constexpr int kScalesSize = kScalesInLoop ? C::kBlockN * kGroups * kScaleBytes : 0;
-  static constexpr int kZerosSize = kHasZero ? C::kBlockN * kGroups * kZeroBytes : 0;
+  // Boxes begin at multiples of 128 bytes.
+  static constexpr int kScalesSize =
+      kScalesInLoop ? ceil_div(C::kBlockN * kGroups * kScaleBytes, 128) * 128 : 0;
+  static constexpr int kZerosSize =
+      kHasZero ? ceil_div(C::kBlockN * kGroups * kZeroBytes, 128) * 128 : 0;
   static constexpr int kSize = kCodesSize + kScalesSize + kZerosSize;
 
   // Bricks along K of a weight, and groups in the order in which their scales lie.

@@ -15,8 +15,8 @@
 //   warps      wait full[s]    dequant, multiply; when the last product that reads s has ended,
 //                              arrive at empty[s]
 //
-// Rows beyond N repeat the last row block, and their sums are not stored. Tokens beyond M and values
-// beyond K are zeros of the boxes; bricks beyond K are left out.
+// What is beyond N, M or K are zeros of the boxes: code 0 is a number in every type, and tokens beyond
+// K are 0. Sums of rows beyond N are not stored.
 #pragma once
 
 #include <humming/mainloop/token_scales.cuh>
@@ -53,12 +53,20 @@ struct WgmmaMainloop {
                 "slot mainloop: warpgroups divide a tile along N");
   static_assert(C::kScaleStepK == 0 || C::kScaleStepK % 64 == 0 || 64 % C::kScaleStepK == 0,
                 "slot mainloop: groups and bricks divide one another");
-  static_assert(kBrickSteps % 2 == 0, "slot mainloop: fragments alternate between two places");
 
   // Bytes of a stage. Boxes begin where the pattern of their swizzle does.
   static constexpr int kBoxK = 128 * 8 / C::Tokens::kBits;
   static constexpr int kBoxes = ceil_div(C::kBlockK, kBoxK);
   static constexpr int kBoxBytes = C::kBlockM * 128;
+  // Boxes of codes lie one behind the other, each with its bricks of all row blocks.
+  static constexpr int kCodeRunBytes = C::kBoxBricks * Weights::kBrickBytes;
+  static constexpr int kCodeBoxBytes = Weights::kBlocks * kCodeRunBytes;
+  static constexpr int kCodeBoxes = ceil_div(kBricks, C::kBoxBricks);
+  static_assert(kBricks % C::kBoxBricks == 0, "slot mainloop: boxes of codes divide a stage");
+  static constexpr int kWeightBytes =
+      Weights::kCodesSize + C::kBlockN * Weights::kGroups *
+                                ((kScalesInLoop ? Weights::kScaleBytes : 0) +
+                                 (Weights::kHasZero ? Weights::kZeroBytes : 0));
   static constexpr int kStageSize = ceil_div(kBoxes * kBoxBytes + Weights::kSize, 1024) * 1024;
   // The barriers lie behind everything, where the epilogue does not write.
   static constexpr int kReservedBytes = 16 * C::kStages;
@@ -90,14 +98,8 @@ struct WgmmaMainloop {
     __device__ void wait_empty() const { ptx::mbarrier_wait(empty + 8 * slot, parity ^ 1); }
   };
 
-  // Named barriers; 0 is that of the whole CTA.
-  static constexpr int kMeet = 1, kStagger = 2;
-  // Two warpgroups that started together would scale their partial sums at the same time, and leave
-  // the tensor cores idle; so one begins a stage later.
-  static constexpr bool kStaggered = kPartial && C::kWarpsN == 8;
-
   // Threads that hold sums meet.
-  static __device__ void sync() { ptx::named_barrier_sync<kThreads>(kMeet); }
+  static __device__ void sync() { ptx::named_barrier_sync<kThreads>(1); }
 
   // Sums stages [begin, end) of the tile; returns whether this thread holds sums.
   static __device__ bool run(const Params& p, u8* shared, int tile_n, int tile_m, int begin,
@@ -116,8 +118,8 @@ struct WgmmaMainloop {
     if (warp >= C::kWarpsN) {
       if constexpr (C::kRegisters != 0) ptx::setmaxnreg_dec<C::kProducerRegisters>();
       if (warp == C::kWarpsN) {
-        const Source source(p, ptx::shared_address(shared), lane, tile_n, tile_m);
-        produce(source, begin, end, ring);
+        if (lane == 0)
+          produce(Source(p, ptx::shared_address(shared), tile_n, tile_m), begin, end, ring);
       }
       return false;
     }
@@ -128,63 +130,53 @@ struct WgmmaMainloop {
   }
 
  private:
-  // What the producer brings, of this tile.
+  // Bytes of an element of the map whose boxes have rows of so many bytes: they have 256 elements
+  // at most.
+  static constexpr int element_of(int row_bytes) {
+    return row_bytes <= 256 ? 1 : row_bytes <= 512 ? 2 : row_bytes <= 1024 ? 4 : 8;
+  }
+
+  // What the producer brings, of this tile: boxes, counted as whole also where a matrix ends.
   struct Source {
     const Params& p;
     u32 shared;  // address of stage 0
-    int lane;
-    int bricks, groups, blocks;  // of the whole weight
     int first_block, first_token;
 
-    __device__ Source(const Params& p, u32 shared, int lane, int tile_n, int tile_m)
+    __device__ Source(const Params& p, u32 shared, int tile_n, int tile_m)
         : p(p),
           shared(shared),
-          lane(lane),
-          bricks(Weights::bricks_of(p.k)),
-          groups(Weights::groups_of(p.k)),
-          blocks((p.n + 15) / 16),
           first_block(tile_n * Weights::kBlocks),
           first_token(tile_m * C::kBlockM) {}
 
-    // Announces a stage and brings its weights; a lane copies the runs of a row block.
+    // Announces a stage and brings its weights.
     __device__ void weights(int stage, const Ring& ring) const {
       const u32 barrier = ring.full + 8 * ring.slot;
-      const int brick = stage * kBricks;
-      const int group = C::kGroupK == 0 ? 0 : brick * 64 / max_of(C::kGroupK, 1);
-      const int code_bytes = min_of(kBricks, bricks - brick) * Weights::kBrickBytes;
-      const int values = min_of(Weights::kGroups, groups - group) * 16;
-      const int scale_bytes = kScalesInLoop ? values * Weights::kScaleBytes : 0;
-      const int zero_bytes = Weights::kHasZero ? values * Weights::kZeroBytes : 0;
-      if (lane == 0) {
-        const int run_bytes = code_bytes + scale_bytes + zero_bytes;
-        ptx::mbarrier_arrive_expect_tx(barrier, kBoxes * kBoxBytes + Weights::kBlocks * run_bytes);
-      }
-      __syncwarp();
+      ptx::mbarrier_arrive_expect_tx(barrier, kBoxes * kBoxBytes + kWeightBytes);
       const u32 codes = shared + ring.slot * kStageSize + kBoxes * kBoxBytes;
+#pragma unroll
+      for (int box = 0; box < kCodeBoxes; ++box) {
+        const int brick = stage * kBricks + box * C::kBoxBricks;
+        C::Mover::box(codes + box * kCodeBoxBytes, p.codes_map,
+                      brick * (Weights::kBrickBytes / element_of(kCodeRunBytes)), first_block,
+                      barrier);
+      }
+      const int group = C::kGroupK == 0 ? 0 : stage * C::kBlockK / max_of(C::kGroupK, 1);
       const u32 scales = codes + Weights::kCodesSize, zeros = scales + Weights::kScalesSize;
-      for (int run = lane; run < Weights::kBlocks; run += 32) {
-        const i64 block = min_of(first_block + run, blocks - 1);
-        C::Mover::run(
-            codes + run * kBricks * Weights::kBrickBytes,
-            static_cast<const u8*>(p.codes) + (block * bricks + brick) * Weights::kBrickBytes,
-            code_bytes, barrier);
-        const i64 from = (block * groups + group) * 16;
-        const int to = run * Weights::kGroups * 16;
-        if constexpr (kScalesInLoop) {
-          C::Mover::run(scales + to * Weights::kScaleBytes,
-                        static_cast<const u8*>(p.scales) + from * Weights::kScaleBytes, scale_bytes,
-                        barrier);
-        }
-        if constexpr (Weights::kHasZero) {
-          C::Mover::run(zeros + to * Weights::kZeroBytes,
-                        static_cast<const u8*>(p.zeros) + from * Weights::kZeroBytes, zero_bytes,
-                        barrier);
-        }
+      if constexpr (kScalesInLoop) {
+        constexpr int kValues = 16 * Weights::kScaleBytes;
+        C::Mover::box(scales, p.scales_map,
+                      group * (kValues / element_of(Weights::kGroups * kValues)), first_block,
+                      barrier);
+      }
+      if constexpr (Weights::kHasZero) {
+        constexpr int kValues = 16 * Weights::kZeroBytes;
+        C::Mover::box(zeros, p.zeros_map,
+                      group * (kValues / element_of(Weights::kGroups * kValues)), first_block,
+                      barrier);
       }
     }
 
     __device__ void tokens(int stage, const Ring& ring) const {
-      if (lane != 0) return;
 #pragma unroll
       for (int box = 0; box < kBoxes; ++box) {
         C::Mover::box(shared + ring.slot * kStageSize + box * kBoxBytes, p.x_map,
@@ -195,7 +187,10 @@ struct WgmmaMainloop {
 
   // Fills stage after stage.
   static __device__ void produce(const Source& source, int begin, int end, Ring ring) {
-    if (source.lane == 0) C::Mover::prepare(source.p.x_map);
+    C::Mover::prepare(source.p.x_map);
+    C::Mover::prepare(source.p.codes_map);
+    if constexpr (kScalesInLoop) C::Mover::prepare(source.p.scales_map);
+    if constexpr (Weights::kHasZero) C::Mover::prepare(source.p.zeros_map);
     int at = begin;
     if constexpr (C::kDependentLaunch) {
       // Weights are constant: the first ones come while the grids ahead still write the tokens.
@@ -222,49 +217,58 @@ struct WgmmaMainloop {
   static constexpr int kGroupBricks =
       C::kScaleStepK == 0 ? 1 : min_of(max_of(C::kScaleStepK / 64, 1), kBricks);
 
+  // A turn multiplies the fragments of one place while those of the next turn are made in the other.
+  // The more steps of a brick it has, the longer the latency that it hides; registers decide.
+  static constexpr int kSumRegisters = 4 * kTokenTiles * (kRowBlocks + (kPartial ? 1 : 0));
+  static constexpr int kSpare = (C::kRegisters != 0 ? C::kRegisters : 168) - kSumRegisters - 60;
+  static constexpr int kMostSteps = kPartial ? kGroupSteps : kBrickSteps;
+  static constexpr int kTurnSteps = 8 * kMostSteps * kSide <= kSpare   ? kMostSteps
+                                    : 4 * kMostSteps * kSide <= kSpare ? max_of(kMostSteps / 2, 1)
+                                                                       : 1;
+  static constexpr int kGroupTurns = kPartial ? kGroupBricks * kGroupSteps / kTurnSteps : 1;
+  static constexpr int kParts = kBrickSteps / kTurnSteps;
+
   // A warp's way through its part of K: stage after stage, in each one pass after the other, brick
-  // after brick. Fragments of a step are made while the step before is multiplied, in the other of
-  // two places.
+  // after brick.
   struct Consumer {
     const u8* shared;
     int warp, lane;
     Ring ring;
-    int bricks;      // of K from the stage at hand on
     int stages;      // of the part from the one at hand on
     int k;           // first value of K of the stage at hand
     int brick = 0;   // the one at hand, within its stage
-    u32 done = 0;    // barrier to arrive at when all products before the next one have ended
+    int pass = 0;    // the one at hand
+    u32 done = 0;    // barrier to arrive at when all products before the next ones have ended
     u64 tokens = 0;  // descriptor of the brick's tokens
     typename Weights::Scales scales;
     u32 words[kSide][kWords];
     typename Weights::Rows rows[kSide];
-    u32 a[2][kSide][4];
+    u32 a[2][kTurnSteps][kSide][4];
 
-    __device__ Consumer(const u8* shared, int warp, int lane, const Ring& ring, int bricks,
-                        int begin, int end)
+    __device__ Consumer(const u8* shared, int warp, int lane, const Ring& ring, int begin, int end)
         : shared(shared),
           warp(warp),
           lane(lane),
           ring(ring),
-          bricks(bricks - begin * kBricks),
           stages(end - begin),
           k(begin * C::kBlockK) {
 #pragma unroll
       for (int block = 0; block < kSide; ++block) rows[block].clear();
       this->ring.wait_full();
-      open<0>();
+      open();
     }
 
-    // Reads the words of the brick at hand, of this warp's row blocks of a pass.
-    template <int kPass>
+    // Reads the words of the brick at hand, of this warp's row blocks of the pass.
     __device__ void open() {
       const u8* base = shared + ring.slot * kStageSize;
       const u8* codes = base + kBoxes * kBoxBytes;
-      const int first = warp * kRowBlocks + kPass;
+      const int first = warp * kRowBlocks + pass;
 #pragma unroll
       for (int block = 0; block < kSide; ++block) {
-        const int run = (first + block) * kBricks + brick;
-        Weights::read_words(codes + run * Weights::kBrickBytes, lane, words[block]);
+        const u8* run = codes + brick / C::kBoxBricks * kCodeBoxBytes +
+                        (first + block) * kCodeRunBytes +
+                        brick % C::kBoxBricks * Weights::kBrickBytes;
+        Weights::read_words(run, lane, words[block]);
       }
       const int values = first * 16 * Weights::kGroups;
       scales.scales = codes + Weights::kCodesSize + values * Weights::kScaleBytes;
@@ -274,38 +278,26 @@ struct WgmmaMainloop {
       tokens = ptx::wgmma_descriptor(ptx::shared_address(base) + box * kBoxBytes + in_box);
     }
 
-    // The next brick, and its first fragments: of this pass, of the next one, or of the next stage.
-    template <int kPass>
-    __device__ void advance() {
-      if (++brick < min_of(kBricks, bricks)) {
-        open<kPass>();
-      } else {
+    // Goes to the next brick: of this pass, of the next one, or of the next stage. False at the end.
+    __device__ bool advance() {
+      if (++brick == kBricks) {
         brick = 0;
-        if constexpr (kPass + 1 < kPasses) {
-          open<kPass + 1>();
-        } else {
+        if (++pass == kPasses) {
+          pass = 0;
           done = ring.empty + 8 * ring.slot;
-          bricks -= kBricks;
           k += C::kBlockK;
-          if (--stages == 0) return;
+          if (--stages == 0) return false;
           ring.advance();
           ring.wait_full();
-          open<0>();
         }
       }
-      prepare<0>();
+      open();
+      return true;
     }
 
-    // Tells the producer that the stage before has been read to its end.
-    __device__ void release() {
-      if (done == 0) return;
-      __syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(done);
-      done = 0;
-    }
-
-    template <int kStep>
-    __device__ void prepare() {
+    // Makes the fragments of steps [kStep, kEnd) of the brick at hand, from step 0 of a place on.
+    template <int kPlace, int kStep, int kEnd, int kTo = 0>
+    __device__ void fill() {
       constexpr int kGroupK = max_of(C::kGroupK, 1);
       if constexpr (kStep == 0 || (C::kGroupK != 0 && kStep * kStepK % kGroupK == 0)) {
         const int group = Weights::Scales::group_of(brick * kBrickSteps + kStep);
@@ -314,7 +306,7 @@ struct WgmmaMainloop {
       }
 #pragma unroll
       for (int block = 0; block < kSide; ++block) {
-        u32(&to)[4] = a[kStep % 2][block];
+        u32(&to)[4] = a[kPlace][kTo][block];
         Weights::template fragment<kStep>(words[block], rows[block], to);
         // Codes that are operands as they are would stay where the next words are read to.
         if constexpr (C::Order::kCodeBits == C::Order::kOperandBits) {
@@ -322,6 +314,7 @@ struct WgmmaMainloop {
           for (u32& word : to) word = ptx::copied(word);
         }
       }
+      if constexpr (kStep + 1 < kEnd) fill<kPlace, kStep + 1, kEnd, kTo + 1>();
     }
 
     // The scale of a lane's row, g or g + 8, for the group that a step of the brick belongs to.
@@ -332,32 +325,57 @@ struct WgmmaMainloop {
     }
   };
 
-  // Multiplies steps [kStep, kEnd) of the brick at hand, and makes the fragments that come next.
-  template <int kPass, int kStep, int kEnd>
+  // Multiplies the fragments of a place, which belong to steps [kStep, kEnd) of a brick. `adds` is
+  // false where sums begin.
+  template <int kPlace, int kStep, int kEnd, int kFrom>
   static __device__ void multiply(Consumer& c, Products& sums, bool adds) {
     ptx::wgmma_fence();
 #pragma unroll
-    for (int block = 0; block < kSide; ++block) {
-      C::Mma::fma(sums[block], c.a[kStep % 2][block],
-                  c.tokens + ptx::wgmma_descriptor_step(32 * kStep), adds);
+    for (int step = kStep; step < kEnd; ++step) {
+#pragma unroll
+      for (int block = 0; block < kSide; ++block) {
+        C::Mma::fma(sums[block], c.a[kPlace][kFrom + step - kStep][block],
+                    c.tokens + ptx::wgmma_descriptor_step(32 * step), adds || step > kStep);
+      }
     }
     ptx::wgmma_commit();
-    ptx::wgmma_wait<1>();  // frees the fragments of the step before
-    if constexpr (kStep == 0) c.release();
-    if constexpr (kStep + 1 < kBrickSteps) {
-      c.template prepare<kStep + 1>();
-    } else {
-      c.template advance<kPass>();
-    }
-    if constexpr (kStep + 1 < kEnd) multiply<kPass, kStep + 1, kEnd>(c, sums, true);
   }
 
-  // Adds the finished sums of a group, times its scales, to the accumulators of a row block. `k` is
-  // a value of the group.
-  static __device__ void flush(const TokenScales<C>& token_scales, int k, Products& sums,
-                               const float (&factors)[2], Sum (&acc)[kTokenTiles][4]) {
-    ptx::wgmma_wait<0>();
-    ptx::keep_sums(sums[0]);
+  // While products are under way, goes on to what the next turn multiplies. Those of the turn before
+  // must have ended before their fragments are replaced, and before their stage is.
+  template <int kPlace, int kPart>
+  static __device__ bool prepare(Consumer& c) {
+    constexpr int kNext = (kPart + 1) % kParts * kTurnSteps;
+    ptx::wgmma_wait<1>();
+    if (c.done != 0) {
+      __syncwarp();
+      if (c.lane == 0) ptx::mbarrier_arrive(c.done);
+      c.done = 0;
+    }
+    const bool more = kPart + 1 < kParts || c.advance();
+    if (more) c.template fill<1 - kPlace, kNext, kNext + kTurnSteps>();
+    return more;
+  }
+
+  // What the sums of a group are scaled with, and where they go.
+  struct Group {
+    float factors[2];
+    int k, pass;
+
+    __device__ Group(const Consumer& c, int step)
+        : factors{c.row_factor(step, 0), c.row_factor(step, 1)},
+          k(c.k + c.brick * 64 + step * kStepK),
+          pass(c.pass) {}
+  };
+
+  // Adds the finished sums of a group, times its scales, to the accumulators of its row block, which
+  // is kPass or one behind. No loop finds it, for an index would put accumulators into memory.
+  template <int kPass>
+  static __device__ void flush(const TokenScales<C>& token_scales, const Group& group,
+                               const Products& sums, Accumulators& acc) {
+    if constexpr (kPass + 1 < kPasses) {
+      if (group.pass != kPass) return flush<kPass + 1>(token_scales, group, sums, acc);
+    }
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int tile = 0; tile < kTokenTiles; ++tile) {
@@ -366,58 +384,66 @@ struct WgmmaMainloop {
         float sum = float(sums[0][tile][i]);
         if constexpr (C::kTokenGroupK != 0) {
           const int token = kTileTokens * tile + Places::token(lane, Places::column(i));
-          sum *= token_scales.at(token, k);
+          sum *= token_scales.at(token, group.k);
         }
-        acc[tile][i] += sum * factors[Places::half(i)];
+        acc[kPass][tile][i] += sum * group.factors[Places::half(i)];
       }
     }
   }
 
-  // Multiplies and scales group after group: those of the brick at hand from step kStep on, or one
-  // of several bricks.
-  template <int kPass, int kStep>
-  static __device__ void multiply_groups(const TokenScales<C>& token_scales, Consumer& c,
-                                         Products& sums, Accumulators& acc) {
-    const float factors[2] = {c.row_factor(kStep, 0), c.row_factor(kStep, 1)};
-    const int k = c.k + c.brick * 64 + kStep * kStepK;
-    multiply<kPass, kStep, kStep + kGroupSteps>(c, sums, false);
-    if constexpr (kGroupBricks > 1) {
-      // At the end of the stage the brick at hand is the next one's first.
-      while (c.brick % kGroupBricks != 0) multiply<kPass, 0, kBrickSteps>(c, sums, true);
-    }
-    flush(token_scales, k, sums, factors, acc[kPass]);
-    if constexpr (kStep + kGroupSteps < kBrickSteps) {
-      multiply_groups<kPass, kStep + kGroupSteps>(token_scales, c, sums, acc);
+  // The turns of a group from kTurn on; returns whether there is another group.
+  template <int kPlace, int kPart, int kTurn>
+  static __device__ bool turns(const TokenScales<C>& token_scales, Consumer& c, const Group& group,
+                               Products& sums, Accumulators& acc) {
+    multiply<kPlace, kPart * kTurnSteps, (kPart + 1) * kTurnSteps, 0>(c, sums, kTurn > 0);
+    const bool more = prepare<kPlace, kPart>(c);
+    if constexpr (kTurn + 1 < kGroupTurns) {
+      return turns<1 - kPlace, (kPart + 1) % kParts, kTurn + 1>(token_scales, c, group, sums, acc);
+    } else {
+      ptx::wgmma_wait<0>();
+      ptx::keep_sums(sums[0]);
+      flush<0>(token_scales, group, sums, acc);
+      return more;
     }
   }
 
-  // The stage at hand from pass kPass on.
-  template <int kPass>
-  static __device__ void multiply_stage(const TokenScales<C>& token_scales, Consumer& c,
-                                        Products& sums, Accumulators& acc) {
-    do {
-      multiply_groups<kPass, 0>(token_scales, c, sums, acc);
-    } while (c.brick != 0);
-    if constexpr (kPass + 1 < kPasses) multiply_stage<kPass + 1>(token_scales, c, sums, acc);
+  // One turn, or those of a group, after the other until place and part are those of the beginning
+  // again; returns whether there is more.
+  template <int kPlace, int kPart>
+  static __device__ bool cycle(const TokenScales<C>& token_scales, Consumer& c, Products& sums,
+                               Accumulators& acc) {
+    bool more;
+    if constexpr (kPartial) {
+      const Group group(c, kPart * kTurnSteps);
+      more = turns<kPlace, kPart, 0>(token_scales, c, group, sums, acc);
+    } else {
+      multiply<kPlace, kPart * kTurnSteps, (kPart + 1) * kTurnSteps, 0>(c, acc, true);
+      more = prepare<kPlace, kPart>(c);
+    }
+    constexpr int kNextPlace = (kPlace + kGroupTurns) % 2,
+                  kNextPart = (kPart + kGroupTurns) % kParts;
+    if constexpr (kNextPlace == 0 && kNextPart == 0) {
+      return more;
+    } else {
+      return more && cycle<kNextPlace, kNextPart>(token_scales, c, sums, acc);
+    }
   }
 
   static __device__ void consume(const Params& p, const u8* shared, int warp, int lane, int tile_m,
                                  int begin, int end, const Ring& ring, Accumulators& acc) {
-    Consumer c(shared, warp, lane, ring, Weights::bricks_of(p.k), begin, end);
-    c.template prepare<0>();
+    Consumer c(shared, warp, lane, ring, begin, end);
+    c.template fill<0, 0, kTurnSteps>();
+    const TokenScales<C> token_scales(p, tile_m);
     if constexpr (kPartial) {
       Products sums;
       ptx::keep_sums(sums[0]);
-      const TokenScales<C> token_scales(p, tile_m);
-      if (kStaggered && warp >= 4) ptx::named_barrier_sync<kThreads>(kStagger);
-      for (bool first = true; c.stages > 0; first = false) {
-        multiply_stage<0>(token_scales, c, sums, acc);
-        if (kStaggered && first && warp < 4) ptx::named_barrier_arrive<kThreads>(kStagger);
+      while (cycle<0, 0>(token_scales, c, sums, acc)) {
       }
     } else {
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) ptx::keep_sums(acc[block]);
-      while (c.stages > 0) multiply<0, 0, kBrickSteps>(c, acc, true);
+      while (cycle<0, 0>(token_scales, c, acc, acc)) {
+      }
       ptx::wgmma_wait<0>();
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) ptx::keep_sums(acc[block]);

@@ -12,11 +12,6 @@ struct TmaProducer {
   // What is fetched ahead of the first box.
   static __device__ void prepare(const TensorMap& map) { ptx::prefetch_tensormap(&map); }
 
-  // A run of bytes, counted by a barrier.
-  static __device__ void run(u32 shared, const u8* global, u32 bytes, u32 barrier) {
-    ptx::cp_async_bulk(shared, global, bytes, barrier);
-  }
-
   // A box of the mapped matrix, with zeros where that ends, counted as whole.
   static __device__ void box(u32 shared, const TensorMap& map, int column, int row, u32 barrier) {
     ptx::cp_async_bulk_tensor_2d(shared, &map, column, row, barrier);

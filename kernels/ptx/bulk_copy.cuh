@@ -4,16 +4,6 @@
 
 namespace humming::ptx {
 
-// A run of bytes: addresses and size are multiples of 16 (PTX ISA 9.7.9.25.4 "cp.async.bulk").
-__device__ inline void cp_async_bulk(unsigned shared, const void* global, unsigned bytes,
-                                     unsigned barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(shared),
-      "l"(global), "r"(bytes), "r"(barrier)
-      : "memory");
-}
-
 // A box of a matrix, from column and row on; zeros where the matrix ends (PTX ISA 9.7.9.25.5
 // "cp.async.bulk.tensor").
 __device__ inline void cp_async_bulk_tensor_2d(unsigned shared, const void* map, int column,

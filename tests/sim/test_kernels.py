@@ -15,7 +15,8 @@ import humming
 from humming import plugins, reference
 from humming.cache import include_closure
 from humming.capability import DeviceCapabilities
-from humming.hookspecs import Image, MappedMatrix
+from humming.hookspecs import Image
+from humming.mapped import tokens_matrix, weight_matrices
 from humming.problem import GemmProblem
 
 compiler = importlib.import_module("humming.devices.simulator.compiler")
@@ -91,13 +92,11 @@ class Product:
             x, 0, 0, 0, *weight, 0, 0, self.out.data_ptr(), partials, counters, *strides,
             self.m, self.n, self.k, 0,
         )  # fmt: skip
-        if plan.x_box:
-            element = self.x.element_size()
-            tokens, row_bytes = plan.x_box
-            matrix = MappedMatrix(
-                x, strides[0], self.m, self.k, element, tokens, row_bytes // element
-            )
-            params = params.ljust(-(-len(params) // 64) * 64, b"\0") + memory.tensor_map(matrix)
+        if plan.lowering.has_producer:
+            tokens = (x, strides[0], self.m, self.k, self.x.element_size())
+            matrices = (tokens_matrix(plan, *tokens), *weight_matrices(plan, *weight[:3]))
+            params = params.ljust(-(-len(params) // 64) * 64, b"\0")
+            params += b"".join(bytes(128) if a is None else memory.tensor_map(a) for a in matrices)
         return lambda: kernel.launch(grid, (tile.threads, 1, 1), params, buffers=buffers)
 
     def check(self) -> None:
