@@ -14,7 +14,7 @@ from humming.errors import PluginError
 
 SLOTS = (
     *("mover", "mma", "dequant", "tokens", "convert", "mainloop", "epilogue", "scheduler"),
-    "encode",
+    *("scale", "token_scale", "encode"),
 )
 """The slots of a kernel; `kernels/contracts.cuh` has the contract of each."""
 
@@ -28,8 +28,9 @@ class Component:
         serves: key of what it serves: a mover's name; `MmaRow.key`; `int:bfloat16` for weights of
             a kind of type (`DataType.kind`), whatever its width, dequantized to an operand type;
             the instruction family of a mainloop; a name such as `tile` for epilogues and
-            schedulers; the type of the codes for encoders, and after a colon the feature that they
-            need: `float8e4m3`, `float8e4m3:cvt_fp8`.
+            schedulers; the type of the codes for encoders and scales. After a colon stands a feature
+            that a component needs, which is taken before those that need none: `float8e4m3:cvt_fp8`;
+            dequantizers then serve one type of codes: `float8e4m3:float16:cvt_fp8`.
         header: `humming/mma/sync_m16n8k16.cuh`, found in an include folder.
         struct: the C++ type, which may hold template arguments:
             `humming::MmaSync16816<humming::Bf16>`. A dequantizer's are among Order, Code, kFold
@@ -65,6 +66,15 @@ class Component:
                 told = f"{self.slot} for {self.serves!r}"
                 raise PluginError(f"component {told}: {name} = {getattr(self, name)!r} {rule}")
 
+
+ELEMENTS = {
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "Bf16",
+    "float8e8m0": "E8m0",
+    "float8e4m3": "E4m3",
+}
+"""Element types of kernels/types.cuh that are read from memory and written to it."""
 
 # Element types of device code by the names of operands.
 _INTEGERS = {"int8": "S8", "uint8": "U8", "int4": "S4", "uint4": "U4"}
@@ -133,6 +143,20 @@ def _dequant() -> Iterator[Component]:
         yield Component(slot, f"{kind}:{name}", path, f"humming::{struct}")
 
 
+def _scales() -> Iterator[Component]:
+    """Stored scales to pairs of floats or of operands, of weights and of tokens."""
+    for slot in ("scale", "token_scale"):
+        for name in ("float32", "float16", "bfloat16", "float8e8m0"):
+            struct = f"humming::ScalePairs<humming::{ELEMENTS[name]}>"
+            yield Component(slot, name, "humming/scale/pairs.cuh", struct)
+        for key, header, halves in (
+            ("float8e4m3", "pairs", "E4m3Arithmetic"),
+            ("float8e4m3:cvt_fp8", "e4m3_conversion", "E4m3Conversion"),
+        ):
+            struct = f"humming::E4m3Pairs<humming::{halves}>"
+            yield Component(slot, key, f"humming/scale/{header}.cuh", struct)
+
+
 def _encoders() -> Iterator[Component]:
     """By plain arithmetic, for every type of 4 or 8 bits in which halves have an even neighbour."""
     for dtype in NARROW:
@@ -155,6 +179,7 @@ SHARED: tuple[Component, ...] = (
     Component("mover", "plain", "humming/mover/plain.cuh", "humming::PlainMover"),
     *_mma_sync(),
     *_dequant(),
+    *_scales(),
     Component(
         "tokens",
         "direct",

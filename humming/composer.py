@@ -203,7 +203,7 @@ def compose(
         raise _unsupported(decision, registry)
     lowering, tile, at_m = chosen
     components = {
-        needed.slot: registry.components(needed.slot, needed.serves)[0]
+        needed.slot: registry.serving(needed.slot, needed.serves, needed.typed, caps)[0]
         for needed in lowering.requirements(problem)
     }
     return KernelPlan(

@@ -45,10 +45,14 @@ class Rejection(NamedTuple):
 
 
 class Requirement(NamedTuple):
-    """A component that a lowering needs: its slot and the key of what it must serve."""
+    """A component that a lowering needs: its slot and the key of what it must serve.
+
+    Components that use a feature of the device serve `typed`, a key of one type of codes.
+    """
 
     slot: str
     serves: str
+    typed: str = ""
 
     def __str__(self) -> str:
         return f"{self.slot} {self.serves}"
@@ -136,7 +140,12 @@ class Lowering:
         if self.layout == BRICK:
             zero = "-zero" if problem.weight.zero_point == "integer" else ""
             pair = f"{problem.weight.dtype.kind}{zero}:{self.operand.name}"
-            needed.append(Requirement("dequant", pair))
+            typed = f"{problem.weight.dtype.name}{zero}:{self.operand.name}"
+            needed.append(Requirement("dequant", pair, typed))
+        if self.scale_site != INSTRUCTION:
+            for slot, scaled in (("scale", problem.weight), ("token_scale", problem.activation)):
+                name = scaled.scale_dtype.name
+                needed.append(Requirement(slot, name, name))
         activation = problem.activation.dtype
         straight = self.operand_bits == self.packed_bits == activation.bits
         if self.activation_operand == activation and straight:
@@ -149,7 +158,8 @@ class Lowering:
                 8,
             )
             tokens = "widened" if read else f"widened:{activation.bits}"
-            needed += [Requirement("tokens", tokens), Requirement("convert", pair)]
+            typed = f"{activation.name}:{self.activation_operand.name}"
+            needed += [Requirement("tokens", tokens), Requirement("convert", pair, typed)]
         if problem.experts:
             needed.append(Requirement("scheduler", "experts"))
         return tuple(needed)

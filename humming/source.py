@@ -7,7 +7,7 @@ model share kernels. Everything a component needs is a constant of the config st
 from collections.abc import Mapping
 
 from humming.capability import DeviceCapabilities
-from humming.components import Component
+from humming.components import ELEMENTS, Component
 from humming.dtypes import DataType
 from humming.errors import UnsupportedError
 from humming.layout import device_struct
@@ -29,14 +29,6 @@ ENTRY = "humming_gemm"
 # Tiles along N that share token tiles in a group; keeps weights of concurrent CTAs in L2.
 RASTER_GROUP = 8
 
-# Element types of kernels/types.cuh.
-_ELEMENTS = {
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "Bf16",
-    "float8e8m0": "E8m0",
-    "float8e4m3": "E4m3",
-}
 _SITES = {EPILOGUE: "kEpilogue", ACCUMULATOR: "kAccumulator", OPERAND: "kOperand"}
 _ZERO_POINTS = {"none": "kNone", "integer": "kInteger", "float": "kFloat"}
 _SECOND_SCALES = {"none": "kNone", "tensor": "kTensor", "channel": "kChannel"}
@@ -74,6 +66,8 @@ def compose_source(
     types = {
         "Scale": f"humming::{_element(weight.scale_dtype)}",
         "TokenScale": f"humming::{_element(activation.scale_dtype)}",
+        "Scales": struct["scale"],
+        "TokenScales": struct["token_scale"],
         "Out": f"humming::{_element(problem.out_dtype)}",
         "Mover": struct["mover"],
         "Mma": struct["mma"],
@@ -225,10 +219,10 @@ def _bool(value: bool) -> str:
 
 def _element(dtype: DataType) -> str:
     try:
-        return _ELEMENTS[dtype.name]
+        return ELEMENTS[dtype.name]
     except KeyError:
         raise UnsupportedError(
             f"{dtype} in a kernel",
             "device code has no such element type",
-            f"Use one of {', '.join(_ELEMENTS)}.",
+            f"Use one of {', '.join(ELEMENTS)}.",
         ) from None

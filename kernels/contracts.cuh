@@ -58,6 +58,14 @@ concept Dequant = requires(const u32 (&words)[T::kBits], typename T::Offset row,
   { T::template value<0>(words, row) };
 };
 
+// Turns two stored scales into floats, and into registers of operands with a scale in both halves.
+template <class T>
+concept Scales = requires(typename T::Storage code, float (&values)[2], u32 (&pairs)[2]) {
+  typename T::Scale;
+  T::floats(code, code, values);
+  T::template operands<F16>(code, code, pairs);
+};
+
 // Names the output tile and the range of K of a CTA.
 template <class T>
 concept TileScheduler = requires(int stages) {

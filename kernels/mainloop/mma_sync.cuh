@@ -78,9 +78,12 @@ struct MmaSyncMainloop {
                 "slot mainloop: groups divide a warp's part of a stage");
   // Steps that one ldmatrix serves.
   static constexpr int kPairSteps = min_of(2, kBrickSteps);
-  // Without a second chain, one tile a warp would wait for each mma to finish.
+  // Without a second chain, one tile a warp would wait for each mma to finish; groups of two steps
+  // are chains of their own.
   static constexpr int kChains =
-      kRowBlocks * kTokenTiles == 1 && kPairSteps == 2 && kGroupSteps % 2 == 0 ? 2 : 1;
+      kRowBlocks * kTokenTiles == 1 && kPairSteps == 2 && kGroupSteps % 2 == 0 && kGroupSteps > 2
+          ? 2
+          : 1;
 
   // A warp with many tiles has enough to overlap in one brick; unrolling all would only take longer
   // to compile.
@@ -245,7 +248,12 @@ struct MmaSyncMainloop {
   }
 
   using Partials = typename C::Mma::Sums[kChains][kRowBlocks][kTokenTiles];
-  using Offsets = typename C::Dequant::Offset[kRowBlocks][2];
+  // What rows g and g + 8 of each row block have in a group: offsets of codes, and scales of
+  // operands, in both halves.
+  struct RowTerms {
+    typename C::Dequant::Offset offset[kRowBlocks][2];
+    u32 factor[kRowBlocks][2];
+  };
 
   // What a warp needs of one stage.
   struct Stage {
@@ -262,17 +270,17 @@ struct MmaSyncMainloop {
     __device__ static int group_of(int first_step, int step) {
       return C::kGroupK == 0 ? 0 : (first_step + step) * kStepK / max_of(C::kGroupK, 1);
     }
-    // The scale of a token for the group of a step; tokens and groups that do not exist have the
-    // last one's, whose products with zeros are zero or, being its NaN, are not stored.
-    __device__ float token_scale(int token, int at) const {
+    // The stored scale of a token for the group of a step; tokens and groups that do not exist have
+    // the last one's, whose products with zeros are zero or, being its NaN, are not stored.
+    __device__ typename C::TokenScales::Storage token_scale(int token, int at) const {
       const int group = min_of((step + at) * kStepK / max_of(C::kTokenGroupK, 1), x_groups - 1);
-      using Scale = typename C::TokenScale;
-      const auto* values = reinterpret_cast<const typename Scale::Storage*>(x_scales);
-      return Scale::to_float(values[i64(min_of(token, tokens - 1)) * x_groups + group]);
+      const auto* values = reinterpret_cast<const typename C::TokenScales::Storage*>(x_scales);
+      return values[i64(min_of(token, tokens - 1)) * x_groups + group];
     }
-    __device__ float scale(int block, int group, int row) const {
+    // The stored scale of row g of a block; that of row g + 8 is 8 further.
+    __device__ const typename C::Scale::Storage* scale(int block, int group) const {
       const auto* values = reinterpret_cast<const typename C::Scale::Storage*>(scales);
-      return C::Scale::to_float(values[(block * kGroups + group) * 16 + row]);
+      return values + (block * kGroups + group) * 16 + lane / 4;
     }
     // The zero point's integer, or the bits of its float in the operand's type.
     __device__ u32 zero(int block, int group, int row) const {
@@ -299,7 +307,7 @@ struct MmaSyncMainloop {
   template <int kStep>
   static __device__ void step_pair(const Stage& stage, int brick, int first_step,
                                    const u32 (&words)[kRowBlocks][kWords], Accumulators& acc,
-                                   Partials& partial, Offsets& offsets) {
+                                   Partials& partial, RowTerms& rows) {
     u32 a[kPairSteps][kRowBlocks][4];
 #pragma unroll
     for (int half = 0; half < kPairSteps; ++half) {
@@ -308,13 +316,18 @@ struct MmaSyncMainloop {
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) {
         if (C::kZeroPoint == ZeroPoint::kInteger && opens) {
-          offsets[block][0] = C::Dequant::offset(stage.zero(block, group, stage.lane / 4));
-          offsets[block][1] = C::Dequant::offset(stage.zero(block, group, stage.lane / 4 + 8));
+          rows.offset[block][0] = C::Dequant::offset(stage.zero(block, group, stage.lane / 4));
+          rows.offset[block][1] = C::Dequant::offset(stage.zero(block, group, stage.lane / 4 + 8));
+        }
+        if constexpr (C::kScaleSite == ScaleSite::kOperand) {
+          const auto* scale = stage.scale(block, group);
+          using Operand = typename C::Mma::Operand;
+          if (opens) C::Scales::template operands<Operand>(scale[0], scale[8], rows.factor[block]);
         }
         if (half == 0) {
-          fragment<kStep>(stage, block, group, words[block], offsets[block], a[0][block]);
+          fragment<kStep>(stage, block, group, words[block], rows, a[0][block]);
         } else {
-          fragment<kStep + kPairSteps - 1>(stage, block, group, words[block], offsets[block],
+          fragment<kStep + kPairSteps - 1>(stage, block, group, words[block], rows,
                                            a[kPairSteps - 1][block]);
         }
       }
@@ -374,21 +387,20 @@ struct MmaSyncMainloop {
   // (lane, r, e) -> (row g + 8 * (r & 1), k kStepK * kStep + E t + e + 4 E (r >> 1))
   template <int kStep>
   static __device__ void fragment(const Stage& stage, int block, int group,
-                                  const u32 (&words)[kWords],
-                                  const typename C::Dequant::Offset (&rows)[2], u32 (&a)[4]) {
-    a[0] = C::Dequant::template value<4 * kStep>(words, rows[0]);
-    a[1] = C::Dequant::template value<4 * kStep + 1>(words, rows[1]);
-    a[2] = C::Dequant::template value<4 * kStep + 2>(words, rows[0]);
-    a[3] = C::Dequant::template value<4 * kStep + 3>(words, rows[1]);
+                                  const u32 (&words)[kWords], const RowTerms& rows, u32 (&a)[4]) {
+    const auto& offset = rows.offset[block];
+    a[0] = C::Dequant::template value<4 * kStep>(words, offset[0]);
+    a[1] = C::Dequant::template value<4 * kStep + 1>(words, offset[1]);
+    a[2] = C::Dequant::template value<4 * kStep + 2>(words, offset[0]);
+    a[3] = C::Dequant::template value<4 * kStep + 3>(words, offset[1]);
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
-      const int row = stage.lane / 4 + 8 * (r & 1);
       if constexpr (C::kZeroPoint == ZeroPoint::kFloat) {
+        const int row = stage.lane / 4 + 8 * (r & 1);
         a[r] = C::Dequant::subtract(a[r], stage.zero(block, group, row) * 0x00010001u);
       }
       if constexpr (C::kScaleSite == ScaleSite::kOperand) {
-        const int at = (block * kGroups + group) * 16 + row;
-        a[r] = C::Dequant::scale(a[r], Stage::operand(stage.scales, at) * 0x00010001u);
+        a[r] = C::Dequant::scale(a[r], rows.factor[block][r & 1]);
       }
     }
   }
@@ -396,34 +408,35 @@ struct MmaSyncMainloop {
   // Adds the finished sums of a group, times its scales, to the accumulators.
   static __device__ void flush_tile(const Stage& stage, int first_step, int step, int block,
                                     int tile, Accumulators& acc, const Partials& partial) {
-    float rows[2] = {1.f, 1.f}, tokens[kTileTokens / 4];
+    float rows[2] = {1.f, 1.f}, tokens[kTileTokens / 8][2];
     if constexpr (kPerGroup && C::kGroupK != 0) {
-      const int group = Stage::group_of(first_step, step);
-      rows[0] = stage.scale(block, group, stage.lane / 4);
-      rows[1] = stage.scale(block, group, stage.lane / 4 + 8);
+      const auto* scale = stage.scale(block, Stage::group_of(first_step, step));
+      C::Scales::floats(scale[0], scale[8], rows);
     }
     if constexpr (kPerGroup && C::kTokenGroupK != 0) {
 #pragma unroll
-      for (int column = 0; column < kTileTokens / 4; ++column) {
-        const int token = kTileTokens * tile + Places::token(stage.lane, column);
-        tokens[column] = stage.token_scale(token, first_step + step);
+      for (int pair = 0; pair < kTileTokens / 8; ++pair) {
+        const int first = kTileTokens * tile + Places::token(stage.lane, 2 * pair);
+        const int second = kTileTokens * tile + Places::token(stage.lane, 2 * pair + 1);
+        C::TokenScales::floats(stage.token_scale(first, first_step + step),
+                               stage.token_scale(second, first_step + step), tokens[pair]);
       }
     }
 #pragma unroll
     for (int i = 0; i < kTileSums; ++i) {
       float sum = C::Mma::value(partial[0][block][tile], i);
       if (kChains == 2) sum += C::Mma::value(partial[kChains - 1][block][tile], i);
-      if constexpr (kPerGroup && C::kTokenGroupK != 0) sum *= tokens[Places::column(i)];
+      if constexpr (kPerGroup && C::kTokenGroupK != 0) sum *= tokens[Places::column(i) / 2][Places::column(i) % 2];
       acc[block][tile][i] += sum * rows[Places::half(i)];
     }
   }
 
   static __device__ void compute(const Stage& stage, int first_step, Accumulators& acc) {
     Partials partial;
-    Offsets offsets;
+    RowTerms rows;
 #pragma unroll
     for (int block = 0; block < kRowBlocks; ++block) {
-      offsets[block][0] = offsets[block][1] = C::Dequant::offset();
+      rows.offset[block][0] = rows.offset[block][1] = C::Dequant::offset();
     }
 #pragma unroll(kUnrolledBricks)
     for (int brick = 0; brick < kWarpBricks; ++brick) {
@@ -432,9 +445,9 @@ struct MmaSyncMainloop {
       for (int block = 0; block < kRowBlocks; ++block) {
         read_words(stage.codes + (block * kBricks + brick) * kBrickBytes, stage.lane, words[block]);
       }
-      step_pair<0>(stage, brick, first_step, words, acc, partial, offsets);
+      step_pair<0>(stage, brick, first_step, words, acc, partial, rows);
       if constexpr (kBrickSteps > 2) {
-        step_pair<2>(stage, brick, first_step, words, acc, partial, offsets);
+        step_pair<2>(stage, brick, first_step, words, acc, partial, rows);
       }
     }
   }
