@@ -33,8 +33,8 @@ class Component:
             dequantizers then serve one type of codes: `float8e4m3:float16:cvt_fp8`.
         header: `humming/mma/sync_m16n8k16.cuh`, found in an include folder.
         struct: the C++ type, which may hold template arguments:
-            `humming::MmaSync16816<humming::Bf16>`. A dequantizer's are among Order, Code, kFold
-            and kZeroPoint, which the composed source defines; in those of tokens `{stored_bits}`,
+            `humming::MmaSync16816<humming::Bf16>`. A dequantizer's are among Order, Code, kFold,
+            kScaleUp and kZeroPoint, which the composed source defines; in those of tokens `{stored_bits}`,
             `{packed_bits}` and `{operand_bits}` stand for the widths of activations in memory, of
             what weights are packed for, and of the operand.
 
@@ -119,7 +119,7 @@ def _dequant() -> Iterator[Component]:
         rows += [(kind, name, "integer_16", integer) for kind in ("int", "uint", "uint-zero")]
         magnitude = f"DequantMagnitude16<Order, Code, humming::{element}>"
         rows.append(("sign_magnitude", name, "magnitude_16", magnitude))
-        floating = f"DequantFloat16<Order, Code, humming::{element}, kFold>"
+        floating = f"DequantFloat16<Order, Code, humming::{element}, kFold, kScaleUp>"
         rows.append(("float", name, "float_16", floating))
     for name, element in _INTEGERS.items():
         signed, types = name.startswith("int"), f"Order, Code, humming::{element}"
@@ -138,9 +138,11 @@ def _dequant() -> Iterator[Component]:
             kinds = ["int", "uint", "uint-zero"]
             rows += [(kind, name, "through_half", f"{through}Integer16>") for kind in kinds]
             rows.append(("sign_magnitude", name, "through_half", f"{through}Magnitude16>"))
-    for slot, (kind, name, header, struct) in product(("dequant", "convert"), rows):
-        path = f"humming/dequant/{header}.cuh"
-        yield Component(slot, f"{kind}:{name}", path, f"humming::{struct}")
+    keyed = [(f"{kind}:{name}", header, struct) for kind, name, header, struct in rows]
+    conversion = "DequantConversion16<Order, humming::E4m3>"
+    keyed.append(("float8e4m3:float16:cvt_fp8", "conversion_16", conversion))
+    for slot, (key, header, struct) in product(("dequant", "convert"), keyed):
+        yield Component(slot, key, f"humming/dequant/{header}.cuh", f"humming::{struct}")
 
 
 def _scales() -> Iterator[Component]:

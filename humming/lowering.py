@@ -34,6 +34,9 @@ BRICK, K_MAJOR = "brick", "k_major"
 LONGEST_STAGE_K = 512
 """Most values of K of a pipeline stage, after which sums in halves have been added to floats."""
 
+MOST_LEFT_OUT = 16
+"""Powers of two that sums may be too small: of the 149 that float has below one, few are lost."""
+
 _Values = npt.NDArray[np.float64]
 
 
@@ -114,6 +117,19 @@ class Lowering:
         """How often a weight is rounded to the operand's type; 0 where operands are exact."""
         scaled = self.scale_site == OPERAND and not _products_exact(problem, self.operand)
         return scaled + (problem.weight.zero_point == "float")
+
+    def scale_up(self, problem: GemmProblem) -> int:
+        """Exponent of the power of two that scales of operands put back for their codes, or -1.
+
+        Bits of a float put where a wider one has them mean a value that is a power of two too
+        small. Scales can put it back, or so much of it that operands stay exact; the sums have the
+        rest.
+        """
+        weight = problem.weight
+        placed = weight.dtype.kind == "float" and not self.operand.is_narrow
+        if self.scale_site != OPERAND or not (self.folds and placed):
+            return -1
+        return _scale_up(self.operand, weight.dtype, weight.scale_dtype)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -235,6 +251,23 @@ def represents_products(operand: DataType, dtype: DataType, scale: DataType) -> 
     codes, scales = dtype.decode_table(), scale.decode_table()
     codes, scales = codes[np.isfinite(codes)], scales[np.isfinite(scales)]
     return _holds(operand, np.unique(codes[:, None] * scales[None, :]))
+
+
+@cache
+def _scale_up(operand: DataType, dtype: DataType, scale: DataType) -> int:
+    if not scale.is_narrow or not represents_products(operand, dtype, scale):
+        return -1
+    missing = operand.exponent_bias - dtype.exponent_bias
+    codes, scales = dtype.decode_table(), scale.decode_table()
+    codes, scales = codes[np.isfinite(codes)], scales[np.isfinite(scales)]
+    products = np.unique(codes[:, None] * scales[None, :])
+    room = int(np.floor(np.log2(operand.max / scale.max)))
+    for up in (0, min(missing, room)):
+        left = missing - up
+        fits = _holds(operand, np.ldexp(scales, up)) and _holds(operand, np.ldexp(products, -left))
+        if left <= MOST_LEFT_OUT and fits:
+            return up
+    return -1
 
 
 def _holds(operand: DataType, values: _Values) -> bool:

@@ -138,6 +138,7 @@ def _weights(problem: GemmProblem, lowering: Lowering, struct: str) -> list[str]
         struct,
         # What is left out is put back by scales that meet sums in float.
         fold=_may_fold(problem, lowering) and lowering.scale_site != OPERAND,
+        scale_up=lowering.scale_up(problem),
         zero_point=weight.zero_point == "integer",
     )
 
@@ -170,6 +171,7 @@ def dequantizer(
     struct: str,
     *,
     fold: bool = False,
+    scale_up: int = -1,
     zero_point: bool = False,
 ) -> list[str]:
     """A namespace with a component of slot dequant, `Dequant`, and all that it may refer to.
@@ -180,6 +182,7 @@ def dequantizer(
         dtype: type of the codes.
         struct: the component's type.
         fold: whether powers of two may be left out of operands.
+        scale_up: exponent of the power of two that scales of operands put back; -1 for none.
         zero_point: whether the codes have integer zero points.
 
     Returns:
@@ -190,6 +193,7 @@ def dequantizer(
         order,
         _code_struct(dtype),
         f"[[maybe_unused]] constexpr bool kFold = {_bool(fold)};",
+        f"[[maybe_unused]] constexpr int kScaleUp = {scale_up};",
         f"[[maybe_unused]] constexpr bool kZeroPoint = {_bool(zero_point)};",
         f"using Dequant = {struct};",
         f"}}  // namespace {namespace}",

@@ -20,7 +20,9 @@
 // exactly zero; no step needs a bounds check.
 #pragma once
 
+#include <humming/dequant/codes.cuh>
 #include <humming/params.cuh>
+#include <humming/ptx/bits.cuh>
 #include <humming/ptx/global.cuh>
 #include <humming/ptx/shared.cuh>
 #include <humming/types.cuh>
@@ -45,6 +47,8 @@ struct MmaSyncMainloop {
   static constexpr int kTileTokens = C::Mma::kTokens;
   static constexpr int kTokenTiles = C::kBlockM / kTileTokens;
   using Places = typename C::Mma::Places;
+  using Dequant = typename Noting<typename C::Dequant>::Type;
+  static constexpr bool kNotes = Noting<typename C::Dequant>::kNotes;
   static constexpr int kBricks = C::kBlockK / 64;
   static constexpr int kWarpBricks = kBricks / C::kWarpsK;
   static constexpr int kWords = C::Order::kCodeBits;
@@ -249,11 +253,12 @@ struct MmaSyncMainloop {
 
   using Partials = typename C::Mma::Sums[kChains][kRowBlocks][kTokenTiles];
   // What rows g and g + 8 of each row block have in a group: offsets of codes, and scales of
-  // operands, in both halves.
+  // operands, in the lower and in the upper half.
   struct RowTerms {
-    typename C::Dequant::Offset offset[kRowBlocks][2];
-    u32 factor[kRowBlocks][2];
+    typename Dequant::Offset offset[kRowBlocks][2];
+    u32 factors[kRowBlocks];
   };
+  using Marks = u32[kRowBlocks][2];
 
   // What a warp needs of one stage.
   struct Stage {
@@ -316,13 +321,16 @@ struct MmaSyncMainloop {
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) {
         if (C::kZeroPoint == ZeroPoint::kInteger && opens) {
-          rows.offset[block][0] = C::Dequant::offset(stage.zero(block, group, stage.lane / 4));
-          rows.offset[block][1] = C::Dequant::offset(stage.zero(block, group, stage.lane / 4 + 8));
+          rows.offset[block][0] = Dequant::offset(stage.zero(block, group, stage.lane / 4));
+          rows.offset[block][1] = Dequant::offset(stage.zero(block, group, stage.lane / 4 + 8));
         }
         if constexpr (C::kScaleSite == ScaleSite::kOperand) {
           const auto* scale = stage.scale(block, group);
           using Operand = typename C::Mma::Operand;
-          if (opens) C::Scales::template operands<Operand>(scale[0], scale[8], rows.factor[block]);
+          if (opens) {
+            const u32 scales = C::Scales::template operands<Operand>(scale[0], scale[8]);
+            rows.factors[block] = Dequant::factors(scales);
+          }
         }
         if (half == 0) {
           fragment<kStep>(stage, block, group, words[block], rows, a[0][block]);
@@ -389,18 +397,19 @@ struct MmaSyncMainloop {
   static __device__ void fragment(const Stage& stage, int block, int group,
                                   const u32 (&words)[kWords], const RowTerms& rows, u32 (&a)[4]) {
     const auto& offset = rows.offset[block];
-    a[0] = C::Dequant::template value<4 * kStep>(words, offset[0]);
-    a[1] = C::Dequant::template value<4 * kStep + 1>(words, offset[1]);
-    a[2] = C::Dequant::template value<4 * kStep + 2>(words, offset[0]);
-    a[3] = C::Dequant::template value<4 * kStep + 3>(words, offset[1]);
+    a[0] = Dequant::template value<4 * kStep>(words, offset[0]);
+    a[1] = Dequant::template value<4 * kStep + 1>(words, offset[1]);
+    a[2] = Dequant::template value<4 * kStep + 2>(words, offset[0]);
+    a[3] = Dequant::template value<4 * kStep + 3>(words, offset[1]);
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       if constexpr (C::kZeroPoint == ZeroPoint::kFloat) {
         const int row = stage.lane / 4 + 8 * (r & 1);
-        a[r] = C::Dequant::subtract(a[r], stage.zero(block, group, row) * 0x00010001u);
+        a[r] = Dequant::subtract(a[r], stage.zero(block, group, row) * 0x00010001u);
       }
       if constexpr (C::kScaleSite == ScaleSite::kOperand) {
-        a[r] = C::Dequant::scale(a[r], rows.factor[block][r & 1]);
+        const u32 both = rows.factors[block];
+        a[r] = Dequant::scale(a[r], r & 1 ? ptx::upper_twice(both) : ptx::lower_twice(both));
       }
     }
   }
@@ -431,12 +440,34 @@ struct MmaSyncMainloop {
     }
   }
 
-  static __device__ void compute(const Stage& stage, int first_step, Accumulators& acc) {
+  // Makes the sums of rows NaN in which some lane has found a NaN code.
+  static __device__ void spoil(Marks& marks, Accumulators& acc) {
+#pragma unroll
+    for (int block = 0; block < kRowBlocks; ++block) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        // The four lanes of a row hold different parts of K.
+        marks[block][half] |= __shfl_xor_sync(~0u, marks[block][half], 1);
+        marks[block][half] |= __shfl_xor_sync(~0u, marks[block][half], 2);
+      }
+#pragma unroll
+      for (int i = 0; i < kTileSums; ++i) {
+        if (!Dequant::noted(marks[block], Places::half(i))) continue;
+#pragma unroll
+        for (int tile = 0; tile < kTokenTiles; ++tile) {
+          acc[block][tile][i] = ptx::bits_to_f32(0x7fc00000u);
+        }
+      }
+    }
+  }
+
+  static __device__ void compute(const Stage& stage, int first_step, Accumulators& acc,
+                                 Marks& marks) {
     Partials partial;
     RowTerms rows;
 #pragma unroll
     for (int block = 0; block < kRowBlocks; ++block) {
-      rows.offset[block][0] = rows.offset[block][1] = C::Dequant::offset();
+      rows.offset[block][0] = rows.offset[block][1] = Dequant::offset();
     }
 #pragma unroll(kUnrolledBricks)
     for (int brick = 0; brick < kWarpBricks; ++brick) {
@@ -444,6 +475,7 @@ struct MmaSyncMainloop {
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) {
         read_words(stage.codes + (block * kBricks + brick) * kBrickBytes, stage.lane, words[block]);
+        if constexpr (kNotes) Dequant::note(words[block], marks[block]);
       }
       step_pair<0>(stage, brick, first_step, words, acc, partial, rows);
       if constexpr (kBrickSteps > 2) {
@@ -470,6 +502,7 @@ struct MmaSyncMainloop {
     const int first_step = warp_k * kWarpSteps;
     const u32 x_offset = kCodesSize + kScalesSize + kZerosSize +
                          C::Tokens::lane_offset(lane, kXPitch) + first_step * kStepK * kXBits / 8;
+    Marks marks = {};
     int slot = 0;
     for (int at = begin; at < end; ++at) {
       C::Mover::template wait<C::kStages - 2>();
@@ -493,11 +526,12 @@ struct MmaSyncMainloop {
         stage.x_groups = p.x_groups;
         stage.step = at * (C::kBlockK / kStepK);
       }
-      compute(stage, first_step, acc);
+      compute(stage, first_step, acc, marks);
       if (next < end) fetch.land();
       C::Mover::commit();
       slot = slot == C::kStages - 1 ? 0 : slot + 1;
     }
+    if constexpr (kNotes) spoil(marks, acc);
     C::Mover::template wait<0>();
     __syncthreads();  // shared memory is free for the epilogue
   }

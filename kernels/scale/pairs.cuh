@@ -11,8 +11,7 @@
 
 namespace humming {
 
-// What is the same for every way to convert: two floats, or two registers with a scale in both
-// halves for operands.
+// What is the same for every way to convert: to two floats, or to both halves of a register.
 template <class Type>
 struct ScalePairs {
   using Scale = Type;
@@ -24,25 +23,22 @@ struct ScalePairs {
   }
 
   template <class Operand>
-  static __device__ void operands(Storage first, Storage second, u32 (&found)[2]) {
+  static __device__ u32 operands(Storage first, Storage second) {
     if constexpr (IsSame<Operand, Type>::value) {
-      found[0] = first * 0x00010001u;
-      found[1] = second * 0x00010001u;
+      return first | u32(second) << 16;
     } else {
       float values[2];
       floats(first, second, values);
-      narrow<Operand>(values, found);
+      return narrow<Operand>(values);
     }
   }
 
-  // Scales of other types than the operand's are numbers of it; bfloat16 is a float's upper half.
   template <class Operand>
-  static __device__ void narrow(const float (&values)[2], u32 (&found)[2]) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const u32 bits = ptx::f32_to_bits(values[i]);
-      found[i] = IsSame<Operand, Bf16>::value ? ptx::permute(bits, bits, 0x3232)
-                                              : Operand::from_float(values[i]) * 0x00010001u;
+  static __device__ u32 narrow(const float (&values)[2]) {
+    if constexpr (IsSame<Operand, Bf16>::value) {
+      return ptx::f32x2_to_bf16x2(values[0], values[1]);
+    } else {
+      return Operand::from_float(values[0]) | u32(Operand::from_float(values[1])) << 16;
     }
   }
 };
@@ -57,15 +53,13 @@ struct E4m3Pairs : ScalePairs<E4m3> {
   }
 
   template <class Operand>
-  static __device__ void operands(u8 first, u8 second, u32 (&found)[2]) {
+  static __device__ u32 operands(u8 first, u8 second) {
     if constexpr (IsSame<Operand, F16>::value) {
-      const u32 halves = Halves::halves(first, second);
-      found[0] = ptx::permute(halves, halves, 0x1010);
-      found[1] = ptx::permute(halves, halves, 0x3232);
+      return Halves::halves(first, second);
     } else {
       float values[2];
       floats(first, second, values);
-      narrow<Operand>(values, found);
+      return narrow<Operand>(values);
     }
   }
 };
