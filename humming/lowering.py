@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from humming.capability import DeviceCapabilities, MmaRow
 from humming.dtypes import DataType
+from humming.formats import ActivationSpec, WeightSpec
 from humming.problem import GemmProblem
 
 EPILOGUE, ACCUMULATOR, OPERAND, INSTRUCTION = "epilogue", "accumulator", "operand", "instruction"
@@ -118,18 +119,18 @@ class Lowering:
         scaled = self.scale_site == OPERAND and not _products_exact(problem, self.operand)
         return scaled + (problem.weight.zero_point == "float")
 
-    def scale_up(self, problem: GemmProblem) -> int:
+    def scale_up(self, spec: WeightSpec | ActivationSpec) -> int:
         """Exponent of the power of two that scales of operands put back for their codes, or -1.
 
         Bits of a float put where a wider one has them mean a value that is a power of two too
         small. Scales can put it back, or so much of it that operands stay exact; the sums have the
         rest.
         """
-        weight = problem.weight
-        placed = weight.dtype.kind == "float" and not self.operand.is_narrow
+        operand = self.operand if isinstance(spec, WeightSpec) else self.activation_operand
+        placed = spec.dtype.kind == "float" and not operand.is_narrow
         if self.scale_site != OPERAND or not (self.folds and placed):
             return -1
-        return _scale_up(self.operand, weight.dtype, weight.scale_dtype)
+        return _scale_up(operand, spec.dtype, spec.scale_dtype)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -426,7 +427,7 @@ def _scale_sites(
     sites.append((ACCUMULATOR, ()))
     if not groups[0]:
         objections.append("scales in operand: weights have no scales per group")
-    elif groups[1]:
+    elif groups[1] and not _token_products_exact(problem, row.b):
         objections.append("scales in operand: activation groups need the accumulator")
     elif row.a.is_narrow:
         objections.append(f"scales in operand: products would round to {row.a}")
@@ -447,6 +448,12 @@ def _products_exact(problem: GemmProblem, operand: DataType) -> bool:
     weight = problem.weight
     exact = represents_products(operand, weight.dtype, weight.scale_dtype)
     return exact and weight.zero_point != "float"
+
+
+def _token_products_exact(problem: GemmProblem, operand: DataType) -> bool:
+    activation = problem.activation
+    exact = represents_products(operand, activation.dtype, activation.scale_dtype)
+    return exact and not operand.is_narrow and activation.symmetric
 
 
 def _instruction_site(

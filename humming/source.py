@@ -138,7 +138,7 @@ def _weights(problem: GemmProblem, lowering: Lowering, struct: str) -> list[str]
         struct,
         # What is left out is put back by scales that meet sums in float.
         fold=_may_fold(problem, lowering) and lowering.scale_site != OPERAND,
-        scale_up=lowering.scale_up(problem),
+        scale_up=lowering.scale_up(weight),
         zero_point=weight.zero_point == "integer",
     )
 
@@ -147,7 +147,11 @@ def _tokens(problem: GemmProblem, lowering: Lowering, struct: str) -> list[str]:
     dtype = problem.activation.dtype
     widths = f"{dtype.bits}, {lowering.packed_bits}, {lowering.operand_bits}"
     order = f"using Order = humming::TokenOrder<{widths}>;"
-    return dequantizer("tokens", order, dtype, struct, fold=_may_fold(problem, lowering))
+    fold = _may_fold(problem, lowering)
+    if lowering.scale_site != OPERAND or not activation_group(problem):
+        return dequantizer("tokens", order, dtype, struct, fold=fold)
+    scale_up = lowering.scale_up(problem.activation)
+    return dequantizer("tokens", order, dtype, struct, scale_up=scale_up)
 
 
 def _may_fold(problem: GemmProblem, lowering: Lowering) -> bool:

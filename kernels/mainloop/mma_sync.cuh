@@ -33,7 +33,8 @@ namespace humming {
 enum class ScaleSite {
   kEpilogue,     // one scale a row: applied to finished sums
   kAccumulator,  // one scale a row and group: applied to the group's partial sum, in float
-  kOperand,      // one scale a row and group: multiplied into A, rounded to the operand
+  kOperand,      // one scale a row and group: multiplied into A, rounded to the operand; those of
+                 // groups of tokens into B, exactly
 };
 
 // What is subtracted from a code: nothing, a uint8, or a value of the scale's type.
@@ -347,6 +348,10 @@ struct MmaSyncMainloop {
       for (int part = 0; part < kTileTokens / 8; ++part) {
         C::Tokens::load(b[part], stage.x + (tile * kTileTokens + part * 8) * kXPitch +
                                      (64 * brick + kStepK * kStep) * kXBits / 8);
+        if constexpr (C::kScaleSite == ScaleSite::kOperand && C::kTokenGroupK != 0) {
+          scale_tokens(stage, kTileTokens * tile + 8 * part, first_step + kBrickSteps * brick + kStep,
+                       b[part]);
+        }
       }
 #pragma unroll
       for (int half = 0; half < kPairSteps; ++half) {
@@ -378,6 +383,20 @@ struct MmaSyncMainloop {
           flush_tile(stage, first_step, kBrickSteps * brick + kLast, block, tile, acc, partial);
         }
       }
+    }
+  }
+
+  // Multiplies the B registers of eight tokens and of steps from `step` on with the tokens' scales.
+  static __device__ void scale_tokens(const Stage& stage, int first, int step,
+                                      u32 (&b)[2 * kPairSteps]) {
+    using Operand = typename C::Mma::Operand;
+    const int token = first + stage.lane / 4;
+    const u32 scales = C::TokenScales::template operands<Operand>(
+        stage.token_scale(token, step), stage.token_scale(token, step + kPairSteps - 1));
+    const u32 both = C::Tokens::factors(scales);
+#pragma unroll
+    for (int i = 0; i < 2 * kPairSteps; ++i) {
+      b[i] = C::Tokens::scale(b[i], i < 2 ? ptx::lower_twice(both) : ptx::upper_twice(both));
     }
   }
 
