@@ -28,15 +28,16 @@ class Component:
         serves: key of what it serves: a mover's name; `MmaRow.key`; `int:bfloat16` for weights of
             a kind of type (`DataType.kind`), whatever its width, dequantized to an operand type;
             the instruction family of a mainloop; a name such as `tile` for epilogues and
-            schedulers; the type of the codes for encoders and scales. After a colon stands a feature
-            that a component needs, which is taken before those that need none: `float8e4m3:cvt_fp8`;
-            dequantizers then serve one type of codes: `float8e4m3:float16:cvt_fp8`.
+            schedulers; the type of the codes for encoders and scales. A component that needs a
+            feature has it behind a colon and goes before those that need none:
+            `float8e4m3:cvt_fp8`, and of dequantizers, which then serve one type of codes,
+            `float8e4m3:float16:cvt_fp8`.
         header: `humming/mma/sync_m16n8k16.cuh`, found in an include folder.
         struct: the C++ type, which may hold template arguments:
             `humming::MmaSync16816<humming::Bf16>`. A dequantizer's are among Order, Code, kFold,
-            kScaleUp and kZeroPoint, which the composed source defines; in those of tokens `{stored_bits}`,
-            `{packed_bits}` and `{operand_bits}` stand for the widths of activations in memory, of
-            what weights are packed for, and of the operand.
+            kScaleUp and kZeroPoint, which the composed source defines; in those of tokens
+            `{stored_bits}`, `{packed_bits}` and `{operand_bits}` stand for the widths of
+            activations in memory, of what weights are packed for, and of the operand.
 
     Raises:
         PluginError: a field is not of this form.

@@ -114,6 +114,11 @@ class Lowering:
         halves, which would lose them."""
         return self.mma.accumulator.bits == 32
 
+    def may_fold(self, problem: GemmProblem) -> bool:
+        """Whether sums may be powers of two too small: not with scales of all of float's range."""
+        scales = problem.weight.scale_dtype, problem.activation.scale_dtype
+        return self.folds and "float8e8m0" not in [dtype.name for dtype in scales]
+
     def operand_roundings(self, problem: GemmProblem) -> int:
         """How often a weight is rounded to the operand's type; 0 where operands are exact."""
         scaled = self.scale_site == OPERAND and not _products_exact(problem, self.operand)

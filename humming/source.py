@@ -137,7 +137,7 @@ def _weights(problem: GemmProblem, lowering: Lowering, struct: str) -> list[str]
         weight.dtype,
         struct,
         # What is left out is put back by scales that meet sums in float.
-        fold=_may_fold(problem, lowering) and lowering.scale_site != OPERAND,
+        fold=lowering.may_fold(problem) and lowering.scale_site != OPERAND,
         scale_up=lowering.scale_up(weight),
         zero_point=weight.zero_point == "integer",
     )
@@ -147,17 +147,11 @@ def _tokens(problem: GemmProblem, lowering: Lowering, struct: str) -> list[str]:
     dtype = problem.activation.dtype
     widths = f"{dtype.bits}, {lowering.packed_bits}, {lowering.operand_bits}"
     order = f"using Order = humming::TokenOrder<{widths}>;"
-    fold = _may_fold(problem, lowering)
+    fold = lowering.may_fold(problem)
     if lowering.scale_site != OPERAND or not activation_group(problem):
         return dequantizer("tokens", order, dtype, struct, fold=fold)
     scale_up = lowering.scale_up(problem.activation)
     return dequantizer("tokens", order, dtype, struct, scale_up=scale_up)
-
-
-def _may_fold(problem: GemmProblem, lowering: Lowering) -> bool:
-    """Whether sums may be powers of two too small: not with scales over all of float's range."""
-    scales = problem.weight.scale_dtype, problem.activation.scale_dtype
-    return lowering.folds and "float8e8m0" not in [dtype.name for dtype in scales]
 
 
 def _token_struct(problem: GemmProblem, lowering: Lowering, struct: str) -> str:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from math import ceil, sqrt
 
 from humming.capability import DeviceCapabilities
+from humming.instruction_counts import token_scales, token_values, weight_scales, weight_values
 from humming.layout import LANES
-from humming.lowering import ACCUMULATOR, OPERAND, Lowering, scale_step
+from humming.lowering import ACCUMULATOR, OPERAND, Lowering, scale_step, weight_group
 from humming.problem import GemmProblem
 from humming.tiles import TileConfig
 
@@ -32,12 +33,13 @@ LATENCY_US = 1.15
 L2_BYTES_PER_CLOCK = 56.0
 # Schedulers of an SM, each issuing a warp instruction a clock.
 SCHEDULERS = 4
-# Slots per dequantized value by operand width, and per value for a scale applied to it.
-DEQUANT_SLOTS = {16: 0.9, 8: 0.6, 4: 0.3}
-OPERAND_SCALE_SLOTS = 0.73
+# Slots of an instruction of `instruction_counts`: 0.9 for a value of int4 that takes 1.375.
+SLOTS_PER_INSTRUCTION = 0.65
 # Warp instructions: per stage and warp, per 512 bytes copied, per ldmatrix of 8 x 32 values, and
-# to scale the sums of a 16 x 8 tile.
+# to scale the sums of a 16 x 8 tile by scales that are 16-bit floats.
 STAGE_INSTRUCTIONS, COPY_INSTRUCTIONS, LDMATRIX_SLOTS, SCALE_TILE_SLOTS = 76.0, 3.65, 4.4, 7.5
+# Of these the ones that load and convert a pair of scales.
+PLAIN_SCALE_INSTRUCTIONS = 4.0
 # Of two terms the shorter one shows in part behind the longer: MMA and issue, both and copies.
 ISSUE_MMA_LOSS, MEMORY_LOSS = 0.68, 0.11
 # A scheduler with few warps waits; a warp with several row blocks waits less.
@@ -111,7 +113,7 @@ def tile_cost(
     memory_us *= waves * stages
 
     warps = tile.threads / LANES
-    issue = _stage_slots(problem, lowering, tile, stage_bytes)
+    issue = _stage_slots(problem, lowering, caps, tile, stage_bytes)
     issue_us = waves * stages * issue / (SCHEDULERS * rates.clocks_per_us)
     ops = 2.0 * tile.block_n * tile.block_m * tile.block_k * stages
     mma_us = waves * ops / (rates.ops_per_us / rates.sms)
@@ -134,16 +136,30 @@ def tile_cost(
 
 
 def _stage_slots(
-    problem: GemmProblem, lowering: Lowering, tile: TileConfig, stage_bytes: int
+    problem: GemmProblem,
+    lowering: Lowering,
+    caps: DeviceCapabilities,
+    tile: TileConfig,
+    stage_bytes: int,
 ) -> float:
     """Issue slots of one stage of one CTA, all warps together."""
     values = tile.block_n * tile.block_k
-    per_value = DEQUANT_SLOTS[lowering.operand_bits]
-    per_value += OPERAND_SCALE_SLOTS if lowering.scale_site == OPERAND else 0.0
-    slots = values * per_value / LANES
+    counted = weight_values(problem, lowering, caps) * values / LANES
+    tokens = tile.warps_n * tile.block_m * tile.block_k
+    counted += token_values(problem, lowering, caps) * tokens / LANES
+    step = min(scale_step(problem) or tile.warp_k, tile.warp_k)
+    changes = values / (16 * min(weight_group(problem) or tile.warp_k, tile.warp_k))
+    slots = 0.0
     if lowering.scale_site == ACCUMULATOR:
-        scaled = values / min(scale_step(problem), tile.warp_k) * tile.block_m
+        scaled = values / step * tile.block_m
         slots += SCALE_TILE_SLOTS * scaled / (16 * 8)
+        plain = PLAIN_SCALE_INSTRUCTIONS if weight_group(problem) else 0.0
+        counted += (weight_scales(problem, lowering, caps) - plain) * changes
+        counted += token_scales(problem, lowering, caps) * scaled / (16 * 8)
+    elif lowering.scale_site == OPERAND:
+        counted += weight_scales(problem, lowering, caps) * changes
+        counted += token_scales(problem, lowering, caps) * tokens / step / 8
+    slots += SLOTS_PER_INSTRUCTION * counted
     slots += STAGE_INSTRUCTIONS * tile.threads / LANES
     slots += COPY_INSTRUCTIONS * stage_bytes / 512
     rows, tokens, depth = lowering.mma.shape

@@ -47,8 +47,8 @@ struct E8m0 {
   using Storage = u8;
   // Code 0 is subnormal in float, 255 has the bits of infinity: only that times 0 is NaN.
   static __device__ float to_float(u8 code) {
-    const u32 bits = u32(code) << 23;
-    const float value = ptx::bits_to_f32(bits < 0x00400000u ? 0x00400000u : bits);
+    const float normal = ptx::bits_to_f32(u32(code) << 23);
+    const float value = ptx::max_f32(normal, ptx::bits_to_f32(0x00400000u));
     return ptx::fma_rn(value, 0.f, value);
   }
 };

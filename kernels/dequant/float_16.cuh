@@ -121,7 +121,7 @@ struct DequantFloat16 : PairOperand<Type> {
     } else if constexpr (kCodeBit == 0 && kLowAt >= 8 && has_neighbour<kRegister>()) {
       constexpr int kNarrowAt = kAt % 8;
       const u32 low = moved<kLowAt - 8 - kNarrowAt>(word) & (kLowMask >> 8 | kLowMask);
-      const u32 bytes = ptx::and_xor(moved<8 - kWidth - kNarrowAt>(word), 0x80808080u, low);
+      const u32 bytes = (moved<8 - kWidth - kNarrowAt>(word) & 0x80808080u) | low;
       return ptx::permute(bytes, 0, kAt < 8 ? 0x2404 : 0x3414);
     } else if constexpr (kLow == 0) {
       return ptx::and_xor(moved<kUpSign>(word), kSign, onto);

@@ -349,8 +349,8 @@ struct MmaSyncMainloop {
         C::Tokens::load(b[part], stage.x + (tile * kTileTokens + part * 8) * kXPitch +
                                      (64 * brick + kStepK * kStep) * kXBits / 8);
         if constexpr (C::kScaleSite == ScaleSite::kOperand && C::kTokenGroupK != 0) {
-          scale_tokens(stage, kTileTokens * tile + 8 * part, first_step + kBrickSteps * brick + kStep,
-                       b[part]);
+          scale_tokens(stage, kTileTokens * tile + 8 * part,
+                       first_step + kBrickSteps * brick + kStep, b[part]);
         }
       }
 #pragma unroll
@@ -454,7 +454,8 @@ struct MmaSyncMainloop {
     for (int i = 0; i < kTileSums; ++i) {
       float sum = C::Mma::value(partial[0][block][tile], i);
       if (kChains == 2) sum += C::Mma::value(partial[kChains - 1][block][tile], i);
-      if constexpr (kPerGroup && C::kTokenGroupK != 0) sum *= tokens[Places::column(i) / 2][Places::column(i) % 2];
+      if constexpr (kPerGroup && C::kTokenGroupK != 0)
+        sum *= tokens[Places::column(i) / 2][Places::column(i) % 2];
       acc[block][tile][i] += sum * rows[Places::half(i)];
     }
   }

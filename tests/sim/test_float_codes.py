@@ -23,7 +23,9 @@ ROWS = TOKENS = 16
 
 def places(rng: np.random.Generator, k: int) -> torch.Tensor:
     """One value of K of each token, all in different pieces of K."""
-    return torch.from_numpy(np.arange(TOKENS) * (k // TOKENS) + rng.integers(0, k // TOKENS, TOKENS))
+    return torch.from_numpy(
+        np.arange(TOKENS) * (k // TOKENS) + rng.integers(0, k // TOKENS, TOKENS)
+    )
 
 
 def product(
