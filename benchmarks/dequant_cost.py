@@ -31,7 +31,10 @@ MODULE = ROOT / "humming" / "instruction_counts.py"
 COUNTED = "# What follows is counted.\n"
 BEGIN, END = "<!-- instructions: begin -->", "<!-- instructions: end -->"
 DEVICE = "sim:h200"
-OPERANDS = ("float16", "bfloat16", "int8", "float8e4m3", "float8e5m2", "int4")
+OPERANDS = (
+    *("float16", "bfloat16", "int8", "float8e4m3", "float8e5m2"),
+    *("float6e3m2", "float6e2m3", "float4e2m1", "int4"),
+)
 CODES = (
     *(f"int{bits}" for bits in range(1, 9)),
     *(f"uint{bits}" for bits in range(1, 9)),
@@ -98,7 +101,7 @@ def source(pairs: list[Pair]) -> str:
         if used is None:
             raise UnsupportedError(f"{pair.code} to {pair.operand}", "nothing does it", "")
         headers[used.header] = None
-        bits = 4 if pair.operand.bits == 4 else 8 if pair.operand.bits <= 8 else 16
+        bits = 4 if pair.operand == "int4" else 8 if pair.operand.is_narrow else 16
         order = device_struct(pair.code.bits, bits, bits, "Order")
         lines += dequantizer(f"pair_{index}", order, pair.code, used.struct, fold=True)
         lines += [

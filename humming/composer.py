@@ -276,12 +276,13 @@ def _check_range(m_range: MRange) -> None:
         )
 
 
-def _rank(option: Ready | Missing) -> tuple[bool, float, int]:
-    """Known totals first, then time; what needs fewer notes wins a tie, then the device's order."""
+def _rank(option: Ready | Missing) -> tuple[bool, float, int, int]:
+    """Known totals first, then time; in a tie fewer notes, narrower operands, the row's order."""
     return (
         option.estimate.total_us is None,
         option.estimate.order_us,
         len(option.lowering.notes),
+        option.lowering.operand.bits,
     )
 
 
@@ -290,7 +291,7 @@ def _ranked(options: list[Option]) -> list[Option]:
 
     Lowerings come in that order, and the first of each kind stands for all of it.
     """
-    leaders: dict[tuple[str, str], tuple[bool, float, int]] = {}
+    leaders: dict[tuple[str, str], tuple[bool, float, int, int]] = {}
     for option in options:
         leaders.setdefault(_kind(option), _rank(option))
     return sorted(options, key=lambda option: leaders[_kind(option)])

@@ -6,16 +6,19 @@ grown. Keys are code:operand, and behind it the feature of the device that a cou
 """
 
 from collections.abc import Iterable
+from functools import cache
 
 from humming.capability import DeviceCapabilities
 from humming.dtypes import DataType, float32
-from humming.lowering import ACCUMULATOR, OPERAND, Lowering, activation_group, weight_group
+from humming.lowering import ACCUMULATOR, BRICK, OPERAND, Lowering, activation_group, weight_group
 from humming.problem import GemmProblem
 
 # One packed multiplication, subtraction or addition for two values.
 _PACKED = 0.5
 # The narrow loads of two scales; those of tokens come from memory and need addresses.
 _LOADS, _TOKEN_LOADS = 2.0, 8.0
+# Of types that are like none that is counted.
+_UNCOUNTED = 2.0
 # Codes of 4 bits of activations are spread over bytes: three operations for four.
 _SPREAD = 0.75
 
@@ -23,7 +26,8 @@ _SPREAD = 0.75
 def weight_values(problem: GemmProblem, lowering: Lowering, caps: DeviceCapabilities) -> float:
     """Instructions per value of weights: to dequantize it, less its zero point, times its scale."""
     weight, count = problem.weight, 0.0
-    if lowering.operand != weight.dtype or weight.zero_point != "none":
+    as_packed = lowering.layout != BRICK or lowering.operand_bits == weight.dtype.bits
+    if lowering.operand != weight.dtype or weight.zero_point != "none" or not as_packed:
         count = per_value(weight.dtype, lowering.operand, caps.features)
     if weight.zero_point == "float":
         count += _PACKED
@@ -72,21 +76,25 @@ def token_scales(problem: GemmProblem, lowering: Lowering, caps: DeviceCapabilit
 def per_value(code: DataType, operand: DataType, features: Iterable[str]) -> float:
     """Instructions to dequantize one of a lane's values.
 
-    A type that is not counted costs what the nearest one of its kind does, of no fewer bits.
+    A pair that is not counted costs what the nearest type of its kind does, of no fewer bits, in an
+    operand that is as wide.
     """
-    if code == operand:
-        return 0.0
-    if found := _best(PER_VALUE, f"{code.name}:{operand.name}", features):
-        return found
+    found = _best(PER_VALUE, f"{code.name}:{operand.name}", features)
+    return _nearest(code, operand) if found is None else found
+
+
+@cache
+def _nearest(code: DataType, operand: DataType) -> float:
+    counted = [(*map(DataType.parse, key.split(":")[:2]), n) for key, n in PER_VALUE.items()]
     of_kind = [
         (dtype.bits, count)
-        for key, count in PER_VALUE.items()
-        for name, other, *feature in [key.split(":")]
-        if other == operand.name
-        and not feature
-        and (dtype := DataType.parse(name)).kind == code.kind
+        for dtype, other, count in counted
+        if dtype.kind == code.kind
+        and (other.is_narrow, other.is_float) == (operand.is_narrow, operand.is_float)
+        and count
     ]
-    return min((entry for entry in of_kind if entry[0] >= code.bits), default=max(of_kind))[1]
+    wide_enough = [entry for entry in of_kind if entry[0] >= code.bits]
+    return min(wide_enough or of_kind, default=(0, _UNCOUNTED))[1]
 
 
 def per_scale_pair(scale: DataType, target: DataType, features: Iterable[str]) -> float:
@@ -197,6 +205,12 @@ PER_VALUE: dict[str, float] = {
     "float8e5m2:float8e5m2": 0,
     "float4e0m3:float8e5m2": 3.125,
     "float5e3m1:float8e5m2": 1.719,
+    "float4e2m1:float6e3m2": 1,
+    "float6e3m2:float6e3m2": 0.812,
+    "float5e3m1:float6e3m2": 0.969,
+    "float4e2m1:float6e2m3": 0.5,
+    "float6e2m3:float6e2m3": 0.812,
+    "float4e2m1:float4e2m1": 0.5,
     "int1:int4": 0.219,
     "int2:int4": 0.188,
     "int3:int4": 0.469,

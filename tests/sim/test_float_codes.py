@@ -23,9 +23,8 @@ ROWS = TOKENS = 16
 
 def places(rng: np.random.Generator, k: int) -> torch.Tensor:
     """One value of K of each token, all in different pieces of K."""
-    return torch.from_numpy(
-        np.arange(TOKENS) * (k // TOKENS) + rng.integers(0, k // TOKENS, TOKENS)
-    )
+    part = k // TOKENS
+    return torch.from_numpy(part * np.arange(TOKENS) + rng.integers(0, part, TOKENS))
 
 
 def product(
