@@ -85,14 +85,12 @@ def per_value(code: DataType, operand: DataType, features: Iterable[str]) -> flo
 
 @cache
 def _nearest(code: DataType, operand: DataType) -> float:
-    counted = [(*map(DataType.parse, key.split(":")[:2]), n) for key, n in PER_VALUE.items()]
-    of_kind = [
-        (dtype.bits, count)
-        for dtype, other, count in counted
-        if dtype.kind == code.kind
-        and (other.is_narrow, other.is_float) == (operand.is_narrow, operand.is_float)
-        and count
-    ]
+    of_kind = []
+    for key, count in PER_VALUE.items():
+        dtype, other = (DataType.parse(name) for name in key.split(":")[:2])
+        alike = (other.is_narrow, other.is_float) == (operand.is_narrow, operand.is_float)
+        if dtype.kind == code.kind and alike and count:
+            of_kind.append((dtype.bits, count))
     wide_enough = [entry for entry in of_kind if entry[0] >= code.bits]
     return min(wide_enough or of_kind, default=(0, _UNCOUNTED))[1]
 
