@@ -45,6 +45,7 @@ struct WgmmaMainloop {
   static constexpr int kWords = Weights::kWords;
   static constexpr int kStepK = Weights::kStepK;
   static constexpr int kBrickSteps = Weights::kBrickSteps;
+  static constexpr int kStageSteps = kBricks * kBrickSteps;
   static constexpr bool kScalesInLoop = Weights::kScalesInLoop;
   // Sums of a group that are scaled into the accumulators in float.
   static constexpr bool kPartial = C::kScaleSite == ScaleSite::kAccumulator;
@@ -53,6 +54,8 @@ struct WgmmaMainloop {
                 "slot mainloop: warpgroups divide a tile along N");
   static_assert(C::kScaleStepK == 0 || C::kScaleStepK % 64 == 0 || 64 % C::kScaleStepK == 0,
                 "slot mainloop: groups and bricks divide one another");
+  static_assert(C::kTokenGroupK == 0 || kPartial,
+                "slot mainloop: scales of groups of tokens meet partial sums only");
   static_assert(kBrickSteps % 2 == 0, "slot mainloop: fragments alternate between two places");
 
   // Bytes of a stage. Boxes begin where the pattern of their swizzle does.
@@ -231,13 +234,14 @@ struct WgmmaMainloop {
     Ring ring;
     int bricks;      // of K from the stage at hand on
     int stages;      // of the part from the one at hand on
-    int k;           // first value of K of the stage at hand
+    int step;        // first one of K of the stage at hand
     int brick = 0;   // the one at hand, within its stage
     u32 done = 0;    // barrier to arrive at when all products before the next one have ended
     u64 tokens = 0;  // descriptor of the brick's tokens
-    typename Weights::Scales scales;
+    typename Weights::StoredScales scales;
     u32 words[kSide][kWords];
     typename Weights::Rows rows[kSide];
+    typename Weights::Marks marks[kRowBlocks] = {};
     u32 a[2][kSide][4];
 
     __device__ Consumer(const u8* shared, int warp, int lane, const Ring& ring, int bricks,
@@ -248,7 +252,7 @@ struct WgmmaMainloop {
           ring(ring),
           bricks(bricks - begin * kBricks),
           stages(end - begin),
-          k(begin * C::kBlockK) {
+          step(begin * kStageSteps) {
 #pragma unroll
       for (int block = 0; block < kSide; ++block) rows[block].clear();
       this->ring.wait_full();
@@ -265,6 +269,7 @@ struct WgmmaMainloop {
       for (int block = 0; block < kSide; ++block) {
         const int run = (first + block) * kBricks + brick;
         Weights::read_words(codes + run * Weights::kBrickBytes, lane, words[block]);
+        Weights::note(words[block], marks[kPass + block]);
       }
       const int values = first * 16 * Weights::kGroups;
       scales.scales = codes + Weights::kCodesSize + values * Weights::kScaleBytes;
@@ -286,7 +291,7 @@ struct WgmmaMainloop {
         } else {
           done = ring.empty + 8 * ring.slot;
           bricks -= kBricks;
-          k += C::kBlockK;
+          step += kStageSteps;
           if (--stages == 0) return;
           ring.advance();
           ring.wait_full();
@@ -308,7 +313,7 @@ struct WgmmaMainloop {
     __device__ void prepare() {
       constexpr int kGroupK = max_of(C::kGroupK, 1);
       if constexpr (kStep == 0 || (C::kGroupK != 0 && kStep * kStepK % kGroupK == 0)) {
-        const int group = Weights::Scales::group_of(brick * kBrickSteps + kStep);
+        const int group = Weights::StoredScales::group_of(brick * kBrickSteps + kStep);
 #pragma unroll
         for (int block = 0; block < kSide; ++block) rows[block].load(scales, block, group, lane);
       }
@@ -324,11 +329,12 @@ struct WgmmaMainloop {
       }
     }
 
-    // The scale of a lane's row, g or g + 8, for the group that a step of the brick belongs to.
-    __device__ float row_factor(int step, int half) const {
-      if constexpr (C::kGroupK == 0) return 1.f;
-      const int group = Weights::Scales::group_of(brick * kBrickSteps + step);
-      return scales.scale(0, group, lane / 4 + 8 * half);
+    // The scales of a lane's rows for the group that a step of the brick belongs to.
+    __device__ void row_factors(int step, float (&factors)[2]) const {
+      if constexpr (C::kGroupK != 0) {
+        const int group = Weights::StoredScales::group_of(brick * kBrickSteps + step);
+        scales.floats(0, group, lane, factors);
+      }
     }
   };
 
@@ -352,22 +358,25 @@ struct WgmmaMainloop {
     if constexpr (kStep + 1 < kEnd) multiply<kPass, kStep + 1, kEnd>(c, sums, true);
   }
 
-  // Adds the finished sums of a group, times its scales, to the accumulators of a row block. `k` is
-  // a value of the group.
-  static __device__ void flush(const TokenScales<C>& token_scales, int k, Products& sums,
+  // Adds the finished sums of a group, times its scales, to the accumulators of a row block. `step`
+  // is one of the group.
+  static __device__ void flush(const StoredTokenScales<C>& token_scales, int step, Products& sums,
                                const float (&factors)[2], Sum (&acc)[kTokenTiles][4]) {
     ptx::wgmma_wait<0>();
     ptx::keep_sums(sums[0]);
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int tile = 0; tile < kTokenTiles; ++tile) {
+      float tokens[2];
+      if constexpr (C::kTokenGroupK != 0) {
+        const int first = kTileTokens * tile + Places::token(lane, 0);
+        const int second = kTileTokens * tile + Places::token(lane, 1);
+        token_scales.floats(first, second, step, tokens);
+      }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float sum = float(sums[0][tile][i]);
-        if constexpr (C::kTokenGroupK != 0) {
-          const int token = kTileTokens * tile + Places::token(lane, Places::column(i));
-          sum *= token_scales.at(token, k);
-        }
+        if constexpr (C::kTokenGroupK != 0) sum *= tokens[Places::column(i)];
         acc[tile][i] += sum * factors[Places::half(i)];
       }
     }
@@ -376,16 +385,17 @@ struct WgmmaMainloop {
   // Multiplies and scales group after group: those of the brick at hand from step kStep on, or one
   // of several bricks.
   template <int kPass, int kStep>
-  static __device__ void multiply_groups(const TokenScales<C>& token_scales, Consumer& c,
+  static __device__ void multiply_groups(const StoredTokenScales<C>& token_scales, Consumer& c,
                                          Products& sums, Accumulators& acc) {
-    const float factors[2] = {c.row_factor(kStep, 0), c.row_factor(kStep, 1)};
-    const int k = c.k + c.brick * 64 + kStep * kStepK;
+    float factors[2] = {1.f, 1.f};
+    c.row_factors(kStep, factors);
+    const int step = c.step + c.brick * kBrickSteps + kStep;
     multiply<kPass, kStep, kStep + kGroupSteps>(c, sums, false);
     if constexpr (kGroupBricks > 1) {
       // At the end of the stage the brick at hand is the next one's first.
       while (c.brick % kGroupBricks != 0) multiply<kPass, 0, kBrickSteps>(c, sums, true);
     }
-    flush(token_scales, k, sums, factors, acc[kPass]);
+    flush(token_scales, step, sums, factors, acc[kPass]);
     if constexpr (kStep + kGroupSteps < kBrickSteps) {
       multiply_groups<kPass, kStep + kGroupSteps>(token_scales, c, sums, acc);
     }
@@ -393,7 +403,7 @@ struct WgmmaMainloop {
 
   // The stage at hand from pass kPass on.
   template <int kPass>
-  static __device__ void multiply_stage(const TokenScales<C>& token_scales, Consumer& c,
+  static __device__ void multiply_stage(const StoredTokenScales<C>& token_scales, Consumer& c,
                                         Products& sums, Accumulators& acc) {
     do {
       multiply_groups<kPass, 0>(token_scales, c, sums, acc);
@@ -408,7 +418,7 @@ struct WgmmaMainloop {
     if constexpr (kPartial) {
       Products sums;
       ptx::keep_sums(sums[0]);
-      const TokenScales<C> token_scales(p, tile_m);
+      const StoredTokenScales<C> token_scales(p, tile_m);
       if (kStaggered && warp >= 4) ptx::named_barrier_sync<kThreads>(kStagger);
       for (bool first = true; c.stages > 0; first = false) {
         multiply_stage<0>(token_scales, c, sums, acc);
@@ -422,6 +432,8 @@ struct WgmmaMainloop {
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) ptx::keep_sums(acc[block]);
     }
+#pragma unroll
+    for (int block = 0; block < kRowBlocks; ++block) Weights::spoil(c.marks[block], acc[block]);
     sync();  // shared memory is free for the epilogue
   }
 };
