@@ -14,7 +14,7 @@ from humming.errors import PluginError
 
 SLOTS = (
     *("mover", "producer", "mma", "dequant", "tokens", "convert", "mainloop", "epilogue"),
-    *("scheduler", "encode"),
+    *("scheduler", "scale", "token_scale", "encode"),
 )
 """The slots of a kernel; `kernels/contracts.cuh` has the contract of each."""
 
@@ -29,14 +29,15 @@ class Component:
             producers, which tell a copy engine; `MmaRow.key`; `int:bfloat16` for weights of a kind
             of type (`DataType.kind`), whatever its width, dequantized to an operand type; the
             instruction family of a mainloop; a name such as `tile` for epilogues and schedulers;
-            the type of the codes for encoders, and after a colon the feature that they need:
-            `float8e4m3`, `float8e4m3:cvt_fp8`.
+            the type of the codes for encoders and scales. A component that needs a feature has it
+            behind a colon and goes before those that need none: `float8e4m3:cvt_fp8`, and of
+            dequantizers, which then serve one type of codes, `float8e4m3:float16:cvt_fp8`.
         header: `humming/mma/sync_m16n8k16.cuh`, found in an include folder.
         struct: the C++ type, which may hold template arguments:
-            `humming::MmaSync16816<humming::Bf16>`. A dequantizer's are among Order, Code, kFold
-            and kZeroPoint, which the composed source defines; in those of tokens `{stored_bits}`,
-            `{packed_bits}` and `{operand_bits}` stand for the widths of activations in memory, of
-            what weights are packed for, and of the operand.
+            `humming::MmaSync16816<humming::Bf16>`. A dequantizer's are among Order, Code, kFold,
+            kScaleUp and kZeroPoint, which the composed source defines; in those of tokens
+            `{stored_bits}`, `{packed_bits}` and `{operand_bits}` stand for the widths of
+            activations in memory, of what weights are packed for, and of the operand.
 
     Raises:
         PluginError: a field is not of this form.
@@ -66,6 +67,15 @@ class Component:
                 told = f"{self.slot} for {self.serves!r}"
                 raise PluginError(f"component {told}: {name} = {getattr(self, name)!r} {rule}")
 
+
+ELEMENTS = {
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "Bf16",
+    "float8e8m0": "E8m0",
+    "float8e4m3": "E4m3",
+}
+"""Element types of kernels/types.cuh that are read from memory and written to it."""
 
 # Element types of device code by the names of operands.
 _INTEGERS = {"int8": "S8", "uint8": "U8", "int4": "S4", "uint4": "U4"}
@@ -121,7 +131,7 @@ def _dequant() -> Iterator[Component]:
         rows += [(kind, name, "integer_16", integer) for kind in ("int", "uint", "uint-zero")]
         magnitude = f"DequantMagnitude16<Order, Code, humming::{element}>"
         rows.append(("sign_magnitude", name, "magnitude_16", magnitude))
-        floating = f"DequantFloat16<Order, Code, humming::{element}, kFold>"
+        floating = f"DequantFloat16<Order, Code, humming::{element}, kFold, kScaleUp>"
         rows.append(("float", name, "float_16", floating))
     for name, element in _INTEGERS.items():
         signed, types = name.startswith("int"), f"Order, Code, humming::{element}"
@@ -140,9 +150,25 @@ def _dequant() -> Iterator[Component]:
             kinds = ["int", "uint", "uint-zero"]
             rows += [(kind, name, "through_half", f"{through}Integer16>") for kind in kinds]
             rows.append(("sign_magnitude", name, "through_half", f"{through}Magnitude16>"))
-    for slot, (kind, name, header, struct) in product(("dequant", "convert"), rows):
-        path = f"humming/dequant/{header}.cuh"
-        yield Component(slot, f"{kind}:{name}", path, f"humming::{struct}")
+    keyed = [(f"{kind}:{name}", header, struct) for kind, name, header, struct in rows]
+    conversion = "DequantConversion16<Order, humming::E4m3>"
+    keyed.append(("float8e4m3:float16:cvt_fp8", "conversion_16", conversion))
+    for slot, (key, header, struct) in product(("dequant", "convert"), keyed):
+        yield Component(slot, key, f"humming/dequant/{header}.cuh", f"humming::{struct}")
+
+
+def _scales() -> Iterator[Component]:
+    """Stored scales to pairs of floats or of operands, of weights and of tokens."""
+    for slot in ("scale", "token_scale"):
+        for name in ("float32", "float16", "bfloat16", "float8e8m0"):
+            struct = f"humming::ScalePairs<humming::{ELEMENTS[name]}>"
+            yield Component(slot, name, "humming/scale/pairs.cuh", struct)
+        for key, header, halves in (
+            ("float8e4m3", "pairs", "E4m3Arithmetic"),
+            ("float8e4m3:cvt_fp8", "e4m3_conversion", "E4m3Conversion"),
+        ):
+            struct = f"humming::E4m3Pairs<humming::{halves}>"
+            yield Component(slot, key, f"humming/scale/{header}.cuh", struct)
 
 
 def _encoders() -> Iterator[Component]:
@@ -172,6 +198,7 @@ SHARED: tuple[Component, ...] = (
     *_mma_sync(),
     *_wgmma(),
     *_dequant(),
+    *_scales(),
     Component(
         "tokens",
         "direct",

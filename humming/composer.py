@@ -239,7 +239,7 @@ def _built(decision: Decision, chosen: Ready, registry: Registry) -> KernelPlan:
     problem, caps = decision.problem, decision.capabilities
     lowering, tile, at_m = chosen
     components = {
-        needed.slot: registry.components(needed.slot, needed.serves)[0]
+        needed.slot: registry.serving(needed.slot, needed.serves, needed.typed, caps)[0]
         for needed in lowering.requirements(problem)
     }
     return KernelPlan(
@@ -312,12 +312,13 @@ def _check_range(m_range: MRange) -> None:
         )
 
 
-def _rank(option: Ready | Missing) -> tuple[bool, float, int]:
-    """Known totals first, then time; what needs fewer notes wins a tie, then the device's order."""
+def _rank(option: Ready | Missing) -> tuple[bool, float, int, int]:
+    """Known totals first, then time; in a tie fewer notes, narrower operands, the row's order."""
     return (
         option.estimate.total_us is None,
         option.estimate.order_us,
         len(option.lowering.notes),
+        option.lowering.operand.bits,
     )
 
 
@@ -326,7 +327,7 @@ def _ranked(options: list[Option]) -> list[Option]:
 
     Lowerings come in that order, and the first of each kind stands for all of it.
     """
-    leaders: dict[tuple[str, str], tuple[bool, float, int]] = {}
+    leaders: dict[tuple[str, str], tuple[bool, float, int, int]] = {}
     for option in options:
         leaders.setdefault(_kind(option), _rank(option))
     return sorted(options, key=lambda option: leaders[_kind(option)])

@@ -18,8 +18,8 @@ from math import ceil
 from typing import Any
 
 from humming.capability import DeviceCapabilities, MmaRow
-from humming.layout import planes
-from humming.lowering import ACCUMULATOR, OPERAND, Lowering, activation_group, scale_step
+from humming.instruction_counts import token_values, weight_values
+from humming.lowering import ACCUMULATOR, Lowering, activation_group, scale_step
 from humming.problem import GemmProblem
 from humming.tile_cost import Rates, tile_cost
 from humming.tiles import TileConfig
@@ -60,16 +60,9 @@ MMA_DEQUANT_LOSS_OF_WARPS = 0.5
 # Warp instructions that an SM issues per clock, one per scheduler; every family known has four.
 ISSUE_PER_CLOCK = 4.0
 LANES = 32
-# Issue slots per dequantized value by operand width. 16 bits: 3 shifts, 4 lop3 and 4 subtractions
-# per 8 codes, integer operations at half rate. The narrower ones handle a register of 4 or 8
-# values with about as many instructions per register.
-DEQUANT_SLOTS = {16: 2.25, 8: 1.5, 4: 0.75}
-# A code of 3, 5, 6 or 7 bits lies in two or three bit planes that are merged.
-PLANE_SLOTS = 0.75
-# One more packed subtraction per register; integer zero points are part of the conversion.
-FLOAT_ZERO_SLOTS = 0.5
-# One packed multiplication per two values.
-OPERAND_SCALE_SLOTS = 0.5
+# Issue slots of an instruction of `instruction_counts`: two in three are integer operations, which
+# have half the rate.
+SLOTS_PER_INSTRUCTION = 1.6
 # One fp32 fma per accumulator and group; int32 accumulators are converted first, at quarter rate.
 ACCUMULATOR_SCALE_SLOTS = 1.0
 INTEGER_CONVERSION_SLOTS = 4.0
@@ -159,7 +152,8 @@ class CostModel:
         }
         self._unknown = tuple(name for name, value in figures.items() if not value)
         self._widest_n = max(lowering.mma.n_values)
-        self._value_slots = _value_slots(problem, lowering)
+        self._value_slots = SLOTS_PER_INSTRUCTION * weight_values(problem, lowering, caps)
+        self._token_slots = SLOTS_PER_INSTRUCTION * token_values(problem, lowering, caps)
         self._sum_slots = _sum_slots(problem, lowering)
 
     def estimate(self, m: int, tile: TileConfig | None = None) -> Estimate:
@@ -220,9 +214,7 @@ class CostModel:
         problem, row = self._problem, self._lowering.mma
         n, k = problem.n, problem.k
         slots = self._value_slots * n * k * cut.tiles_m + self._sum_slots * n * cut.padded_m
-        if self._lowering.activation_operand != problem.activation.dtype:
-            per_value = DEQUANT_SLOTS[self._lowering.operand_bits]
-            slots += per_value * cut.padded_m * k * cut.tiles_n
+        slots += self._token_slots * cut.padded_m * k * cut.tiles_n
         # The instructions themselves take a slot each, so a short K costs.
         rows, step, depth = row.shape
         tokens = max(step, min(self._widest_n, cut.block_m))
@@ -282,19 +274,6 @@ def weight_bytes(problem: GemmProblem) -> float:
     per_zero = {"none": 0.0, "integer": 1.0, "float": per_scale}[weight.zero_point]
     second = {"none": 0, "tensor": 4, "channel": 4 * n}[weight.second_scale]
     return n * k * weight.dtype.bits / 8 + rows * columns * (per_scale + per_zero) + second
-
-
-def _value_slots(problem: GemmProblem, lowering: Lowering) -> float:
-    """Issue slots per weight value of a tile, summed over lanes."""
-    weight, slots = problem.weight, 0.0
-    if lowering.operand != weight.dtype or weight.zero_point != "none":
-        slots += DEQUANT_SLOTS[lowering.operand_bits]
-        slots += PLANE_SLOTS * (len(planes(weight.dtype.bits)) - 1)
-    if weight.zero_point == "float":
-        slots += FLOAT_ZERO_SLOTS
-    if lowering.scale_site == OPERAND:
-        slots += OPERAND_SCALE_SLOTS
-    return slots
 
 
 def _sum_slots(problem: GemmProblem, lowering: Lowering) -> float:

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from humming.capability import DeviceCapabilities, MmaRow
 from humming.dtypes import DataType
+from humming.formats import ActivationSpec, WeightSpec
 from humming.problem import GemmProblem
 
 EPILOGUE, ACCUMULATOR, OPERAND, INSTRUCTION = "epilogue", "accumulator", "operand", "instruction"
@@ -38,6 +39,9 @@ BOX_MOVER = "tma"
 LONGEST_STAGE_K = 512
 """Most values of K of a pipeline stage, after which sums in halves have been added to floats."""
 
+MOST_LEFT_OUT = 16
+"""Powers of two that sums may be too small: of the 149 that float has below one, few are lost."""
+
 _Values = npt.NDArray[np.float64]
 
 
@@ -49,10 +53,14 @@ class Rejection(NamedTuple):
 
 
 class Requirement(NamedTuple):
-    """A component that a lowering needs: its slot and the key of what it must serve."""
+    """A component that a lowering needs: its slot and the key of what it must serve.
+
+    Components that use a feature of the device serve `typed`, a key of one type of codes.
+    """
 
     slot: str
     serves: str
+    typed: str = ""
 
     def __str__(self) -> str:
         return f"{self.slot} {self.serves}"
@@ -115,10 +123,28 @@ class Lowering:
         """Whether warps of their own bring operands to shared memory, instead of all threads."""
         return self.mainloop in BOX_MAINLOOPS
 
+    def may_fold(self, problem: GemmProblem) -> bool:
+        """Whether sums may be powers of two too small: not with scales of all of float's range."""
+        scales = problem.weight.scale_dtype, problem.activation.scale_dtype
+        return self.folds and "float8e8m0" not in [dtype.name for dtype in scales]
+
     def operand_roundings(self, problem: GemmProblem) -> int:
         """How often a weight is rounded to the operand's type; 0 where operands are exact."""
         scaled = self.scale_site == OPERAND and not _products_exact(problem, self.operand)
         return scaled + (problem.weight.zero_point == "float")
+
+    def scale_up(self, spec: WeightSpec | ActivationSpec) -> int:
+        """Exponent of the power of two that scales of operands put back for their codes, or -1.
+
+        Bits of a float put where a wider one has them mean a value that is a power of two too
+        small. Scales can put it back, or so much of it that operands stay exact; the sums have the
+        rest.
+        """
+        operand = self.operand if isinstance(spec, WeightSpec) else self.activation_operand
+        placed = spec.dtype.kind == "float" and not operand.is_narrow
+        if self.scale_site != OPERAND or not (self.folds and placed):
+            return -1
+        return _scale_up(operand, spec.dtype, spec.scale_dtype)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -145,7 +171,12 @@ class Lowering:
         if self.layout == BRICK:
             zero = "-zero" if problem.weight.zero_point == "integer" else ""
             pair = f"{problem.weight.dtype.kind}{zero}:{self.operand.name}"
-            needed.append(Requirement("dequant", pair))
+            typed = f"{problem.weight.dtype.name}{zero}:{self.operand.name}"
+            needed.append(Requirement("dequant", pair, typed))
+        if self.scale_site != INSTRUCTION:
+            for slot, scaled in (("scale", problem.weight), ("token_scale", problem.activation)):
+                name = scaled.scale_dtype.name
+                needed.append(Requirement(slot, name, name))
         activation = problem.activation.dtype
         straight = self.operand_bits == self.packed_bits == activation.bits
         if self.activation_operand == activation and straight:
@@ -159,7 +190,8 @@ class Lowering:
             )
             tokens = "widened" if read else f"widened:{activation.bits}"
             tokens += ":shared" if self.has_producer else ""
-            needed += [Requirement("tokens", tokens), Requirement("convert", pair)]
+            typed = f"{activation.name}:{self.activation_operand.name}"
+            needed += [Requirement("tokens", tokens), Requirement("convert", pair, typed)]
         if problem.experts:
             needed.append(Requirement("scheduler", "experts"))
         return tuple(needed)
@@ -235,6 +267,23 @@ def represents_products(operand: DataType, dtype: DataType, scale: DataType) -> 
     codes, scales = dtype.decode_table(), scale.decode_table()
     codes, scales = codes[np.isfinite(codes)], scales[np.isfinite(scales)]
     return _holds(operand, np.unique(codes[:, None] * scales[None, :]))
+
+
+@cache
+def _scale_up(operand: DataType, dtype: DataType, scale: DataType) -> int:
+    if not scale.is_narrow or not represents_products(operand, dtype, scale):
+        return -1
+    missing = operand.exponent_bias - dtype.exponent_bias
+    codes, scales = dtype.decode_table(), scale.decode_table()
+    codes, scales = codes[np.isfinite(codes)], scales[np.isfinite(scales)]
+    products = np.unique(codes[:, None] * scales[None, :])
+    room = int(np.floor(np.log2(operand.max / scale.max)))
+    for up in (0, min(missing, room)):
+        left = missing - up
+        fits = _holds(operand, np.ldexp(scales, up)) and _holds(operand, np.ldexp(products, -left))
+        if left <= MOST_LEFT_OUT and fits:
+            return up
+    return -1
 
 
 def _holds(operand: DataType, values: _Values) -> bool:
@@ -396,7 +445,7 @@ def _scale_sites(
     sites.append((ACCUMULATOR, ()))
     if not groups[0]:
         objections.append("scales in operand: weights have no scales per group")
-    elif groups[1]:
+    elif groups[1] and not _token_products_exact(problem, row.b):
         objections.append("scales in operand: activation groups need the accumulator")
     elif row.a.is_narrow:
         objections.append(f"scales in operand: products would round to {row.a}")
@@ -417,6 +466,12 @@ def _products_exact(problem: GemmProblem, operand: DataType) -> bool:
     weight = problem.weight
     exact = represents_products(operand, weight.dtype, weight.scale_dtype)
     return exact and weight.zero_point != "float"
+
+
+def _token_products_exact(problem: GemmProblem, operand: DataType) -> bool:
+    activation = problem.activation
+    exact = represents_products(operand, activation.dtype, activation.scale_dtype)
+    return exact and not operand.is_narrow and activation.symmetric
 
 
 def _instruction_site(

@@ -224,8 +224,7 @@ def _whole_items(values: int, source: DataType, fuse: str) -> tuple[int, int, bo
 
 def encoder_of(dtype: DataType, caps: DeviceCapabilities, registry: Registry) -> Component:
     """The encoder of a type: one that a feature of the device serves, else the plain one."""
-    keys = [f"{dtype.name}:{feature}" for feature in sorted(caps.features)] + [dtype.name]
-    found = [component for key in keys for component in registry.components("encode", key)]
+    found = registry.serving("encode", dtype.name, dtype.name, caps)
     if not found:
         raise UnsupportedError(
             f"quantizing activations to {dtype} on {caps.name}",

@@ -221,6 +221,20 @@ class Registry:
         component = self._components.get((slot, serves))
         return (component,) if component else ()
 
+    def serving(
+        self, slot: str, serves: str, typed: str, caps: DeviceCapabilities
+    ) -> tuple[Component, ...]:
+        """The components that a device can use, best first: by a feature of it, then the plain one.
+
+        Args:
+            slot: what is to be filled.
+            serves: key of the component that needs no feature.
+            typed: key, without the feature, of those that need one; may be empty.
+            caps: the device.
+        """
+        keys = [f"{typed}:{feature}" for feature in sorted(caps.features)] if typed else []
+        return tuple(found for key in (*keys, serves) for found in self.components(slot, key))
+
     # -- putting together -----------------------------------------------------------------------
 
     def _report(self, plugin: str, message: str) -> None:

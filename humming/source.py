@@ -7,7 +7,7 @@ model share kernels. Everything a component needs is a constant of the config st
 from collections.abc import Mapping
 
 from humming.capability import DeviceCapabilities
-from humming.components import Component
+from humming.components import ELEMENTS, Component
 from humming.dtypes import DataType
 from humming.errors import UnsupportedError
 from humming.layout import device_struct
@@ -29,14 +29,6 @@ ENTRY = "humming_gemm"
 # Tiles along N that share token tiles in a group; keeps weights of concurrent CTAs in L2.
 RASTER_GROUP = 8
 
-# Element types of kernels/types.cuh.
-_ELEMENTS = {
-    "float32": "F32",
-    "float16": "F16",
-    "bfloat16": "Bf16",
-    "float8e8m0": "E8m0",
-    "float8e4m3": "E4m3",
-}
 _SITES = {EPILOGUE: "kEpilogue", ACCUMULATOR: "kAccumulator", OPERAND: "kOperand"}
 _ZERO_POINTS = {"none": "kNone", "integer": "kInteger", "float": "kFloat"}
 _SECOND_SCALES = {"none": "kNone", "tensor": "kTensor", "channel": "kChannel"}
@@ -74,6 +66,8 @@ def compose_source(
     types = {
         "Scale": f"humming::{_element(weight.scale_dtype)}",
         "TokenScale": f"humming::{_element(activation.scale_dtype)}",
+        "Scales": struct["scale"],
+        "TokenScales": struct["token_scale"],
         "Out": f"humming::{_out(problem.out_dtype, caps)}",
         "Mover": struct["producer" if lowering.has_producer else "mover"],
         "Mma": struct["mma"],
@@ -148,7 +142,8 @@ def _weights(problem: GemmProblem, lowering: Lowering, struct: str) -> list[str]
         weight.dtype,
         struct,
         # What is left out is put back by scales that meet sums in float.
-        fold=_may_fold(problem, lowering) and lowering.scale_site != OPERAND,
+        fold=lowering.may_fold(problem) and lowering.scale_site != OPERAND,
+        scale_up=lowering.scale_up(weight),
         zero_point=weight.zero_point == "integer",
     )
 
@@ -157,13 +152,11 @@ def _tokens(problem: GemmProblem, lowering: Lowering, struct: str) -> list[str]:
     dtype = problem.activation.dtype
     widths = f"{dtype.bits}, {lowering.packed_bits}, {lowering.operand_bits}"
     order = f"using Order = humming::TokenOrder<{widths}>;"
-    return dequantizer("tokens", order, dtype, struct, fold=_may_fold(problem, lowering))
-
-
-def _may_fold(problem: GemmProblem, lowering: Lowering) -> bool:
-    """Whether sums may be powers of two too small: not with scales over all of float's range."""
-    scales = problem.weight.scale_dtype, problem.activation.scale_dtype
-    return lowering.folds and "float8e8m0" not in [dtype.name for dtype in scales]
+    fold = lowering.may_fold(problem)
+    if lowering.scale_site != OPERAND or not activation_group(problem):
+        return dequantizer("tokens", order, dtype, struct, fold=fold)
+    scale_up = lowering.scale_up(problem.activation)
+    return dequantizer("tokens", order, dtype, struct, scale_up=scale_up)
 
 
 def _token_struct(problem: GemmProblem, lowering: Lowering, struct: str) -> str:
@@ -181,6 +174,7 @@ def dequantizer(
     struct: str,
     *,
     fold: bool = False,
+    scale_up: int = -1,
     zero_point: bool = False,
 ) -> list[str]:
     """A namespace with a component of slot dequant, `Dequant`, and all that it may refer to.
@@ -191,6 +185,7 @@ def dequantizer(
         dtype: type of the codes.
         struct: the component's type.
         fold: whether powers of two may be left out of operands.
+        scale_up: exponent of the power of two that scales of operands put back; -1 for none.
         zero_point: whether the codes have integer zero points.
 
     Returns:
@@ -201,6 +196,7 @@ def dequantizer(
         order,
         _code_struct(dtype),
         f"[[maybe_unused]] constexpr bool kFold = {_bool(fold)};",
+        f"[[maybe_unused]] constexpr int kScaleUp = {scale_up};",
         f"[[maybe_unused]] constexpr bool kZeroPoint = {_bool(zero_point)};",
         f"using Dequant = {struct};",
         f"}}  // namespace {namespace}",
@@ -235,10 +231,10 @@ def _bool(value: bool) -> str:
 
 def _element(dtype: DataType) -> str:
     try:
-        return _ELEMENTS[dtype.name]
+        return ELEMENTS[dtype.name]
     except KeyError:
         raise UnsupportedError(
             f"{dtype} in a kernel",
             "device code has no such element type",
-            f"Use one of {', '.join(_ELEMENTS)}.",
+            f"Use one of {', '.join(ELEMENTS)}.",
         ) from None

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from math import ceil, sqrt
 
 from humming.capability import DeviceCapabilities
+from humming.instruction_counts import token_scales, token_values, weight_scales, weight_values
 from humming.layout import LANES
-from humming.lowering import ACCUMULATOR, OPERAND, Lowering, scale_step
+from humming.lowering import ACCUMULATOR, OPERAND, Lowering, scale_step, weight_group
 from humming.problem import GemmProblem
 from humming.tiles import TileConfig
 
@@ -33,12 +34,13 @@ LATENCY_US = 1.15
 L2_BYTES_PER_CLOCK = 56.0
 # Schedulers of an SM, each issuing a warp instruction a clock.
 SCHEDULERS = 4
-# Slots per dequantized value by operand width, and per value for a scale applied to it.
-DEQUANT_SLOTS = {16: 0.9, 8: 0.6, 4: 0.3}
-OPERAND_SCALE_SLOTS = 0.73
+# Slots of an instruction of `instruction_counts`: 0.9 for a value of int4 that takes 1.375.
+SLOTS_PER_INSTRUCTION = 0.65
 # Warp instructions: per stage and warp, per 512 bytes copied, per ldmatrix of 8 x 32 values, and
-# to scale the sums of a 16 x 8 tile.
+# to scale the sums of a 16 x 8 tile by scales that are 16-bit floats.
 STAGE_INSTRUCTIONS, COPY_INSTRUCTIONS, LDMATRIX_SLOTS, SCALE_TILE_SLOTS = 76.0, 3.65, 4.4, 7.5
+# Of these the ones that load and convert a pair of scales.
+PLAIN_SCALE_INSTRUCTIONS = 4.0
 # Of two terms the shorter one shows in part behind the longer: MMA and issue, both and copies.
 ISSUE_MMA_LOSS, MEMORY_LOSS = 0.68, 0.11
 # Of warpgroups, whose MMA runs beside the warps; not fitted yet. What shows of the shorter term
@@ -121,7 +123,7 @@ def tile_cost(
 
     warps = tile.threads / LANES
     stage_slots = _warpgroup_stage_slots if lowering.has_producer else _stage_slots
-    issue = stage_slots(problem, lowering, tile, stage_bytes)
+    issue = stage_slots(problem, lowering, caps, tile, stage_bytes)
     issue_us = waves * stages * issue / (SCHEDULERS * rates.clocks_per_us)
     ops = 2.0 * tile.block_n * tile.block_m * tile.block_k * stages
     mma_us = waves * ops / (rates.ops_per_us / rates.sms)
@@ -153,16 +155,20 @@ def tile_cost(
 
 
 def _stage_slots(
-    problem: GemmProblem, lowering: Lowering, tile: TileConfig, stage_bytes: int
+    problem: GemmProblem,
+    lowering: Lowering,
+    caps: DeviceCapabilities,
+    tile: TileConfig,
+    stage_bytes: int,
 ) -> float:
     """Issue slots of one stage of one CTA, all warps together."""
     values = tile.block_n * tile.block_k
-    per_value = DEQUANT_SLOTS[lowering.operand_bits]
-    per_value += OPERAND_SCALE_SLOTS if lowering.scale_site == OPERAND else 0.0
-    slots = values * per_value / LANES
+    converting, changes = _converting(problem, lowering, caps, tile)
+    slots = 0.0
     if lowering.scale_site == ACCUMULATOR:
-        scaled = values / min(scale_step(problem), tile.warp_k) * tile.block_m
-        slots += SCALE_TILE_SLOTS * scaled / (16 * 8)
+        slots += SCALE_TILE_SLOTS * _scaled_sums(problem, tile) / (16 * 8)
+        converting -= PLAIN_SCALE_INSTRUCTIONS * changes
+    slots += SLOTS_PER_INSTRUCTION * converting
     slots += STAGE_INSTRUCTIONS * tile.threads / LANES
     slots += COPY_INSTRUCTIONS * stage_bytes / 512
     rows, tokens, depth = lowering.mma.shape
@@ -173,19 +179,52 @@ def _stage_slots(
 
 
 def _warpgroup_stage_slots(
-    problem: GemmProblem, lowering: Lowering, tile: TileConfig, stage_bytes: int
+    problem: GemmProblem,
+    lowering: Lowering,
+    caps: DeviceCapabilities,
+    tile: TileConfig,
+    _stage_bytes: int,
 ) -> float:
     """Issue slots of one stage of one CTA of warpgroups; copies and MMA take none of theirs."""
     values = tile.block_n * tile.block_k
-    per_value = DEQUANT_SLOTS[lowering.operand_bits]
-    per_value += OPERAND_SCALE_SLOTS if lowering.scale_site == OPERAND else 0.0
-    slots = values * per_value / LANES
+    slots = SLOTS_PER_INSTRUCTION * _converting(problem, lowering, caps, tile)[0]
     slots += FRAGMENT_INSTRUCTIONS * values / (16 * lowering.mma.shape[2])
     slots += WARPGROUP_STAGE_INSTRUCTIONS * tile.warps_n
     if lowering.scale_site == ACCUMULATOR:
-        sums = values / min(scale_step(problem), tile.block_k) * tile.block_m
-        slots += FLUSH_SLOTS * sums / LANES
+        slots += FLUSH_SLOTS * _scaled_sums(problem, tile) / LANES
     return slots
+
+
+def _converting(
+    problem: GemmProblem, lowering: Lowering, caps: DeviceCapabilities, tile: TileConfig
+) -> tuple[float, float]:
+    """Instructions of a stage that convert codes and scales, and how often weights' scales change.
+
+    The changes are those of all row blocks; there are none without groups.
+    """
+    values = tile.block_n * tile.block_k
+    tokens = tile.warps_n * tile.block_m * tile.block_k
+    group, step = weight_group(problem), _scale_step(problem, tile)
+    changes = values / (16 * min(group, tile.warp_k)) if group else 0.0
+    counted = weight_values(problem, lowering, caps) * values / LANES
+    counted += token_values(problem, lowering, caps) * tokens / LANES
+    counted += weight_scales(problem, lowering, caps) * changes
+    if lowering.scale_site == ACCUMULATOR:
+        sums = _scaled_sums(problem, tile)
+        counted += token_scales(problem, lowering, caps) * sums / (16 * 8)
+    elif lowering.scale_site == OPERAND:
+        counted += token_scales(problem, lowering, caps) * tokens / step / 8
+    return counted, changes
+
+
+def _scaled_sums(problem: GemmProblem, tile: TileConfig) -> float:
+    """Partial sums of a stage that are scaled into accumulators."""
+    return tile.block_n * tile.block_k / _scale_step(problem, tile) * tile.block_m
+
+
+def _scale_step(problem: GemmProblem, tile: TileConfig) -> int:
+    """Values of K of a stage after which some scale changes."""
+    return min(scale_step(problem) or tile.warp_k, tile.warp_k)
 
 
 def _resident(

@@ -77,6 +77,14 @@ concept Dequant = requires(const u32 (&words)[T::kBits], typename T::Offset row,
   { T::template value<0>(words, row) };
 };
 
+// Turns two stored scales into floats, and into both halves of a register of operands.
+template <class T>
+concept Scales = requires(typename T::Storage code, float (&values)[2]) {
+  typename T::Scale;
+  T::floats(code, code, values);
+  T::template operands<F16>(code, code);
+};
+
 // Names the output tile and the range of K of a CTA.
 template <class T>
 concept TileScheduler = requires(int stages) {

@@ -19,6 +19,8 @@ __device__ void gemm(const typename MainloopOf<C>::Params& p) {
   static_assert(MmaAtom<typename C::Mma>, "slot mma: does not multiply 16 rows by 8 tokens");
   static_assert(Tokens<typename C::Tokens>, "slot tokens: does not read B registers");
   static_assert(Dequant<typename C::Dequant>, "slot dequant: does not make A registers");
+  static_assert(Scales<typename C::Scales> && Scales<typename C::TokenScales>,
+                "slots scale and token_scale: do not make pairs of scales");
   static_assert(TileScheduler<typename C::Scheduler>, "slot scheduler: does not name tiles");
   static_assert(Mainloop<Loop>, "slot mainloop: does not sum a tile");
   static_assert(Epilogue<Tail>, "slot epilogue: does not store a tile");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <humming/ptx/convert.cuh>
+#include <humming/ptx/float32.cuh>
 
 namespace humming {
 
@@ -49,9 +50,11 @@ struct NativeBf16 : Bf16 {
 // Exponent only, 2^(code - 127); 255 is NaN (OCP Microscaling Formats, section 5.4.1).
 struct E8m0 {
   using Storage = u8;
+  // Code 0 is subnormal in float, 255 has the bits of infinity: only that times 0 is NaN.
   static __device__ float to_float(u8 code) {
-    if (code == 0) return ptx::bits_to_f32(0x00400000u);  // 2^-127 is subnormal in float
-    return ptx::bits_to_f32(code == 255 ? 0x7fc00000u : u32(code) << 23);
+    const float normal = ptx::bits_to_f32(u32(code) << 23);
+    const float value = ptx::max_f32(normal, ptx::bits_to_f32(0x00400000u));
+    return ptx::fma_rn(value, 0.f, value);
   }
 };
 

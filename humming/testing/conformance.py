@@ -58,6 +58,8 @@ CONTRACTS = {
     "dequant": "Dequant",
     "convert": "Dequant",
     "tokens": "Tokens",
+    "scale": "Scales",
+    "token_scale": "Scales",
 }
 
 
@@ -251,9 +253,14 @@ def serves(component: Component, caps: DeviceCapabilities) -> bool:
         return any(row.key == component.serves for row in caps.mma)
     if component.slot == "mainloop":
         return component.serves in caps.instructions
+    key, needed = component.serves.split(":"), []
     if component.slot in ("dequant", "convert"):
-        return component.serves.rpartition(":")[2] in caps.formats(undocumented=True)
-    return True
+        needed = key[2:]
+        if key[1] not in caps.formats(undocumented=True):
+            return False
+    elif component.slot in ("scale", "token_scale"):
+        needed = key[1:]
+    return caps.features.issuperset(needed)
 
 
 def contract_source(component: Component) -> str:
@@ -280,7 +287,7 @@ _KINDS = {"int": "int3", "uint": "uint3", "float": "float4e2m1", "sign_magnitude
 
 def _dequantizer(namespace: str, component: Component) -> list[str]:
     """A component of slot dequant with codes that it serves."""
-    kind, _, operand_name = component.serves.partition(":")
+    kind, operand_name, *_ = component.serves.split(":")
     kind, _, zero = kind.partition("-")
     dtype, operand = DataType.parse(_KINDS.get(kind, kind)), DataType.parse(operand_name)
     bits = 4 if operand.is_integer and operand.bits == 4 else 8 if operand.bits <= 8 else 16

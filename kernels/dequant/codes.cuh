@@ -38,6 +38,20 @@ struct TokenOrder {
   static constexpr int kBit[1][4] = {{0, kPackedBits, 2 * kPackedBits, 3 * kPackedBits}};
 };
 
+// What a mainloop that spoils the sums of marked rows dequantizes with: the component's variant that
+// reads NaN as a number and notes it, where there is one.
+template <class Dequant>
+struct Noting {
+  using Type = Dequant;
+  static constexpr bool kNotes = false;
+};
+template <class Dequant>
+  requires(Dequant::Unchecked::kNotes)
+struct Noting<Dequant> {
+  using Type = typename Dequant::Unchecked;
+  static constexpr bool kNotes = true;
+};
+
 // 2^exponent, for factors of whole kernels.
 constexpr float float_power_of_two(int exponent) {
   float value = 1.f;

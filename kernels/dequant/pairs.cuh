@@ -50,7 +50,9 @@ struct PairOperand {
   static __device__ u32 subtract(u32 values, u32 zero) {
     return Pairs<Type>::subtract(values, zero);
   }
-  // For scales that are applied to operands: both halves times both halves.
+  // For scales that are applied to operands: what they become before, two of them.
+  static __device__ u32 factors(u32 scales) { return scales; }
+  // Both halves times both halves.
   static __device__ u32 scale(u32 values, u32 factor) {
     return Pairs<Type>::multiply(values, factor);
   }

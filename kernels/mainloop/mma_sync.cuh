@@ -23,6 +23,7 @@
 #include <humming/mainloop/token_scales.cuh>
 #include <humming/mainloop/weights.cuh>
 #include <humming/params.cuh>
+#include <humming/ptx/bits.cuh>
 #include <humming/ptx/global.cuh>
 #include <humming/ptx/shared.cuh>
 #include <humming/types.cuh>
@@ -66,9 +67,12 @@ struct MmaSyncMainloop {
                 "slot mainloop: groups divide a warp's part of a stage");
   // Steps that one ldmatrix serves.
   static constexpr int kPairSteps = min_of(2, kBrickSteps);
-  // Without a second chain, one tile a warp would wait for each mma to finish.
+  // Without a second chain, one tile a warp would wait for each mma to finish; groups of two steps
+  // are chains of their own.
   static constexpr int kChains =
-      kRowBlocks * kTokenTiles == 1 && kPairSteps == 2 && kGroupSteps % 2 == 0 ? 2 : 1;
+      kRowBlocks * kTokenTiles == 1 && kPairSteps == 2 && kGroupSteps % 2 == 0 && kGroupSteps > 2
+          ? 2
+          : 1;
 
   // A warp with many tiles has enough to overlap in one brick; unrolling all would only take longer
   // to compile.
@@ -216,15 +220,16 @@ struct MmaSyncMainloop {
 
   using Partials = typename C::Mma::Sums[kChains][kRowBlocks][kTokenTiles];
   using Rows = typename Weights::Rows[kRowBlocks];
+  using Marks = typename Weights::Marks[kRowBlocks];
 
   // What a warp needs of one stage.
   struct Stage {
     const u8* codes;  // of this warp's first row block and first brick
-    typename Weights::Scales scales;
+    typename Weights::StoredScales scales;
     u32 x;  // address of what this lane reads of token tile 0, first k
     int lane;
-    TokenScales<C> token_scales;
-    int k;  // the stage's first value of K
+    StoredTokenScales<C> token_scales;
+    int step;  // the stage's first one of K
 
     __device__ Stage(const GemmParams& p, int tile_m) : token_scales(p, tile_m) {}
   };
@@ -243,7 +248,8 @@ struct MmaSyncMainloop {
     u32 a[kPairSteps][kRowBlocks][4];
 #pragma unroll
     for (int half = 0; half < kPairSteps; ++half) {
-      const int group = Weights::Scales::group_of(first_step + kBrickSteps * brick + kStep + half);
+      const int step = first_step + kBrickSteps * brick + kStep + half;
+      const int group = Weights::StoredScales::group_of(step);
       const bool opens = phase(brick, kStep + half) == 0;
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) {
@@ -263,6 +269,10 @@ struct MmaSyncMainloop {
       for (int part = 0; part < kTileTokens / 8; ++part) {
         C::Tokens::load(b[part], stage.x + (tile * kTileTokens + part * 8) * kXPitch +
                                      (64 * brick + kStepK * kStep) * kXBits / 8);
+        if constexpr (C::kScaleSite == ScaleSite::kOperand && C::kTokenGroupK != 0) {
+          scale_tokens(stage, kTileTokens * tile + 8 * part,
+                       first_step + kBrickSteps * brick + kStep, b[part]);
+        }
       }
 #pragma unroll
       for (int half = 0; half < kPairSteps; ++half) {
@@ -297,6 +307,20 @@ struct MmaSyncMainloop {
     }
   }
 
+  // Multiplies the B registers of eight tokens and of steps from `step` on with the tokens' scales.
+  static __device__ void scale_tokens(const Stage& stage, int first, int step,
+                                      u32 (&b)[2 * kPairSteps]) {
+    using Operand = typename C::Mma::Operand;
+    const int token = first + stage.lane / 4;
+    const auto scale = stage.token_scales.at(token, stage.step + step);
+    const auto next = stage.token_scales.at(token, stage.step + step + kPairSteps - 1);
+    const u32 both = C::Tokens::factors(C::TokenScales::template operands<Operand>(scale, next));
+#pragma unroll
+    for (int i = 0; i < 2 * kPairSteps; ++i) {
+      b[i] = C::Tokens::scale(b[i], i < 2 ? ptx::lower_twice(both) : ptx::upper_twice(both));
+    }
+  }
+
   // One instruction: the B registers of a step, of each 8 tokens of a tile.
   static __device__ void multiply(typename C::Mma::Sums& sums, const u32 (&a)[4],
                                   const u32 (&b)[kTileTokens / 8][2 * kPairSteps], int half) {
@@ -310,29 +334,32 @@ struct MmaSyncMainloop {
   // Adds the finished sums of a group, times its scales, to the accumulators.
   static __device__ void flush_tile(const Stage& stage, int first_step, int step, int block,
                                     int tile, Accumulators& acc, const Partials& partial) {
-    float factors[2] = {1.f, 1.f}, tokens[kTileTokens / 4];
+    float factors[2] = {1.f, 1.f}, tokens[kTileTokens / 8][2];
     if constexpr (kPerGroup && C::kGroupK != 0) {
-      const int group = Weights::Scales::group_of(first_step + step);
-      factors[0] = stage.scales.scale(block, group, stage.lane / 4);
-      factors[1] = stage.scales.scale(block, group, stage.lane / 4 + 8);
+      const int group = Weights::StoredScales::group_of(first_step + step);
+      stage.scales.floats(block, group, stage.lane, factors);
     }
     if constexpr (kPerGroup && C::kTokenGroupK != 0) {
 #pragma unroll
-      for (int column = 0; column < kTileTokens / 4; ++column) {
-        const int token = kTileTokens * tile + Places::token(stage.lane, column);
-        tokens[column] = stage.token_scales.at(token, stage.k + (first_step + step) * kStepK);
+      for (int pair = 0; pair < kTileTokens / 8; ++pair) {
+        const int first = kTileTokens * tile + Places::token(stage.lane, 2 * pair);
+        const int second = kTileTokens * tile + Places::token(stage.lane, 2 * pair + 1);
+        stage.token_scales.floats(first, second, stage.step + first_step + step, tokens[pair]);
       }
     }
 #pragma unroll
     for (int i = 0; i < kTileSums; ++i) {
       float sum = C::Mma::value(partial[0][block][tile], i);
       if (kChains == 2) sum += C::Mma::value(partial[kChains - 1][block][tile], i);
-      if constexpr (kPerGroup && C::kTokenGroupK != 0) sum *= tokens[Places::column(i)];
+      if constexpr (kPerGroup && C::kTokenGroupK != 0) {
+        sum *= tokens[Places::column(i) / 2][Places::column(i) % 2];
+      }
       acc[block][tile][i] += sum * factors[Places::half(i)];
     }
   }
 
-  static __device__ void compute(const Stage& stage, int first_step, Accumulators& acc) {
+  static __device__ void compute(const Stage& stage, int first_step, Accumulators& acc,
+                                 Marks& marks) {
     Partials partial;
     Rows rows;
 #pragma unroll
@@ -344,6 +371,7 @@ struct MmaSyncMainloop {
       for (int block = 0; block < kRowBlocks; ++block) {
         Weights::read_words(stage.codes + (block * kBricks + brick) * kBrickBytes, stage.lane,
                             words[block]);
+        Weights::note(words[block], marks[block]);
       }
       step_pair<0>(stage, brick, first_step, words, acc, partial, rows);
       if constexpr (kBrickSteps > 2) {
@@ -373,6 +401,7 @@ struct MmaSyncMainloop {
     const int first_step = warp_k * kWarpSteps;
     const u32 x_offset =
         Weights::kSize + C::Tokens::lane_offset(lane, kXPitch) + first_step * kStepK * kXBits / 8;
+    Marks marks = {};
     int slot = 0;
     for (int at = begin; at < end; ++at) {
       C::Mover::template wait<C::kStages - 2>();
@@ -388,12 +417,14 @@ struct MmaSyncMainloop {
           base + kCodesSize + kScalesSize + warp_n * kRowBlocks * kGroups * 16 * kZeroBytes;
       stage.x = ptx::shared_address(base) + x_offset;
       stage.lane = lane;
-      stage.k = at * C::kBlockK;
-      compute(stage, first_step, acc);
+      stage.step = at * (C::kBlockK / kStepK);
+      compute(stage, first_step, acc, marks);
       if (next < end) fetch.land();
       C::Mover::commit();
       slot = slot == C::kStages - 1 ? 0 : slot + 1;
     }
+#pragma unroll
+    for (int block = 0; block < kRowBlocks; ++block) Weights::spoil(marks[block], acc[block]);
     C::Mover::template wait<0>();
     __syncthreads();  // shared memory is free for the epilogue
     return true;

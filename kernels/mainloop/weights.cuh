@@ -7,7 +7,9 @@
 //   codes [blocks][kBricks][128 kWords bytes], scales [blocks][kGroups][16], zeros the same
 #pragma once
 
+#include <humming/dequant/codes.cuh>
 #include <humming/params.cuh>
+#include <humming/ptx/bits.cuh>
 #include <humming/ptx/shared.cuh>
 #include <humming/types.cuh>
 
@@ -17,7 +19,8 @@ namespace humming {
 enum class ScaleSite {
   kEpilogue,     // one scale a row: applied to finished sums
   kAccumulator,  // one scale a row and group: applied to the group's partial sum, in float
-  kOperand,      // one scale a row and group: multiplied into A, rounded to the operand
+  kOperand,      // one scale a row and group: multiplied into A, rounded to the operand; those of
+                 // groups of tokens into B, exactly
 };
 
 // What is subtracted from a code: nothing, a uint8, or a value of the scale's type.
@@ -25,6 +28,9 @@ enum class ZeroPoint { kNone, kInteger, kFloat };
 
 template <class C>
 struct StagedWeights {
+  // NaN codes are noted where that is cheaper than to make operands of them.
+  using Dequant = typename Noting<typename C::Dequant>::Type;
+  static constexpr bool kNotes = Noting<typename C::Dequant>::kNotes;
   static constexpr int kBlocks = C::kBlockN / 16;
   static constexpr int kBricks = C::kBlockK / 64;
   static constexpr int kWords = C::Order::kCodeBits;
@@ -79,76 +85,109 @@ struct StagedWeights {
     }
   }
 
-  // Scales and zero points of a warp's row blocks.
-  struct Scales {
+  // Scales and zero points of a warp's row blocks, as they lie in shared memory.
+  struct StoredScales {
+    using Scale = typename C::Scale::Storage;
+
     const u8* scales;  // of its first row block
     const u8* zeros;
 
     __device__ static int group_of(int step) {
       return C::kGroupK == 0 ? 0 : step * kStepK / max_of(C::kGroupK, 1);
     }
-    __device__ float scale(int block, int group, int row) const {
-      const auto* values = reinterpret_cast<const typename C::Scale::Storage*>(scales);
-      return C::Scale::to_float(values[(block * kGroups + group) * 16 + row]);
+    // Those of row g of a block; what row g + 8 has is 8 further.
+    __device__ const Scale* scale(int block, int group, int lane) const {
+      return reinterpret_cast<const Scale*>(scales) + place(block, group, lane);
     }
-    // The zero point's integer, or the bits of its float in the operand's type.
-    __device__ u32 zero(int block, int group, int row) const {
-      const int at = (block * kGroups + group) * 16 + row;
-      if constexpr (C::kZeroPoint == ZeroPoint::kFloat) return operand(zeros, at);
-      return zeros[at];
+    __device__ const u8* integer_zero(int block, int group, int lane) const {
+      return zeros + place(block, group, lane);
     }
-    // A value of the scale's type, rounded to the operand's.
-    static __device__ u32 operand(const u8* values, int at) {
-      using Operand = typename C::Mma::Operand;
-      const auto value = reinterpret_cast<const typename C::Scale::Storage*>(values)[at];
-      if constexpr (IsSame<Operand, typename C::Scale>::value) return value;
-      return Operand::from_float(C::Scale::to_float(value));
+    __device__ const Scale* float_zero(int block, int group, int lane) const {
+      return reinterpret_cast<const Scale*>(zeros) + place(block, group, lane);
+    }
+    __device__ static int place(int block, int group, int lane) {
+      return (block * kGroups + group) * 16 + lane / 4;
+    }
+    // The scales of a lane's two rows in float.
+    __device__ void floats(int block, int group, int lane, float (&found)[2]) const {
+      const Scale* stored = scale(block, group, lane);
+      C::Scales::floats(stored[0], stored[8], found);
     }
   };
 
-  // What a group's scales and zero points mean to a lane's two rows, g and g + 8, in both halves of
-  // a register; nothing that the Config does not use is read.
+  // What a group's scales and zero points mean to a lane's two rows, g and g + 8, in the lower and in
+  // the upper half of a register; nothing that the Config does not use is read.
   struct Rows {
-    typename C::Dequant::Offset offset[2];
-    u32 zero[2];
-    u32 scale[2];
+    using Operand = typename C::Mma::Operand;
+
+    typename Dequant::Offset offset[2];
+    u32 zeros;
+    u32 factors;
 
     // Without groups that have zero points.
-    __device__ void clear() { offset[0] = offset[1] = C::Dequant::offset(); }
+    __device__ void clear() { offset[0] = offset[1] = Dequant::offset(); }
 
-    __device__ void load(const Scales& stage, int block, int group, int lane) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int row = lane / 4 + 8 * half;
-        if constexpr (C::kZeroPoint == ZeroPoint::kInteger) {
-          offset[half] = C::Dequant::offset(stage.zero(block, group, row));
-        }
-        if constexpr (C::kZeroPoint == ZeroPoint::kFloat) {
-          zero[half] = stage.zero(block, group, row) * 0x00010001u;
-        }
-        if constexpr (C::kScaleSite == ScaleSite::kOperand) {
-          const int at = (block * kGroups + group) * 16 + row;
-          scale[half] = Scales::operand(stage.scales, at) * 0x00010001u;
-        }
+    __device__ void load(const StoredScales& stage, int block, int group, int lane) {
+      if constexpr (C::kZeroPoint == ZeroPoint::kInteger) {
+        const u8* zero = stage.integer_zero(block, group, lane);
+        offset[0] = Dequant::offset(zero[0]);
+        offset[1] = Dequant::offset(zero[8]);
+      }
+      if constexpr (C::kZeroPoint == ZeroPoint::kFloat) {
+        const auto* zero = stage.float_zero(block, group, lane);
+        zeros = C::Scales::template operands<Operand>(zero[0], zero[8]);
+      }
+      if constexpr (C::kScaleSite == ScaleSite::kOperand) {
+        const auto* scale = stage.scale(block, group, lane);
+        factors = Dequant::factors(C::Scales::template operands<Operand>(scale[0], scale[8]));
       }
     }
   };
+
+  // What a lane needs of row g, where kHalf is 0, or of row g + 8, in both halves of a register.
+  template <int kHalf>
+  static __device__ u32 of_row(u32 pair) {
+    return kHalf == 0 ? ptx::lower_twice(pair) : ptx::upper_twice(pair);
+  }
 
   // The A registers of step kStep of a brick: dequantized, less float zero points, times scales of
   // operands. (lane, r, e) -> (row g + 8 * (r & 1), k kStepK * kStep + E t + e + 4 E (r >> 1))
-  template <int kStep>
+  template <int kStep, int kRegister = 0>
   static __device__ void fragment(const u32 (&words)[kWords], const Rows& rows, u32 (&a)[4]) {
-    a[0] = C::Dequant::template value<4 * kStep>(words, rows.offset[0]);
-    a[1] = C::Dequant::template value<4 * kStep + 1>(words, rows.offset[1]);
-    a[2] = C::Dequant::template value<4 * kStep + 2>(words, rows.offset[0]);
-    a[3] = C::Dequant::template value<4 * kStep + 3>(words, rows.offset[1]);
+    constexpr int kHalf = kRegister % 2;
+    u32 made = Dequant::template value<4 * kStep + kRegister>(words, rows.offset[kHalf]);
+    if constexpr (C::kZeroPoint == ZeroPoint::kFloat) {
+      made = Dequant::subtract(made, of_row<kHalf>(rows.zeros));
+    }
+    if constexpr (C::kScaleSite == ScaleSite::kOperand) {
+      made = Dequant::scale(made, of_row<kHalf>(rows.factors));
+    }
+    a[kRegister] = made;
+    if constexpr (kRegister < 3) fragment<kStep, kRegister + 1>(words, rows, a);
+  }
+
+  // Of a row block, what a lane has found of NaN codes in rows g and g + 8.
+  using Marks = u32[2];
+
+  static __device__ void note(const u32 (&words)[kWords], Marks& marks) {
+    if constexpr (kNotes) Dequant::note(words, marks);
+  }
+
+  // Makes the sums of a row block NaN in rows in which some lane has found a NaN code.
+  template <class Sum, int kTiles, int kSums>
+  static __device__ void spoil(Marks& marks, Sum (&sums)[kTiles][kSums]) {
+    if constexpr (kNotes) {
 #pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      if constexpr (C::kZeroPoint == ZeroPoint::kFloat) {
-        a[r] = C::Dequant::subtract(a[r], rows.zero[r & 1]);
+      for (u32& half : marks) {
+        // The four lanes of a row hold different parts of K.
+        half |= __shfl_xor_sync(~0u, half, 1);
+        half |= __shfl_xor_sync(~0u, half, 2);
       }
-      if constexpr (C::kScaleSite == ScaleSite::kOperand) {
-        a[r] = C::Dequant::scale(a[r], rows.scale[r & 1]);
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        if (!Dequant::noted(marks, C::Mma::Places::half(i))) continue;
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) sums[tile][i] = ptx::bits_to_f32(0x7fc00000u);
       }
     }
   }

@@ -45,6 +45,7 @@ struct WgmmaMainloop {
   static constexpr int kWords = Weights::kWords;
   static constexpr int kStepK = Weights::kStepK;
   static constexpr int kBrickSteps = Weights::kBrickSteps;
+  static constexpr int kStageSteps = kBricks * kBrickSteps;
   static constexpr bool kScalesInLoop = Weights::kScalesInLoop;
   // Sums of a group that are scaled into the accumulators in float.
   static constexpr bool kPartial = C::kScaleSite == ScaleSite::kAccumulator;
@@ -53,6 +54,8 @@ struct WgmmaMainloop {
                 "slot mainloop: warpgroups divide a tile along N");
   static_assert(C::kScaleStepK == 0 || C::kScaleStepK % 64 == 0 || 64 % C::kScaleStepK == 0,
                 "slot mainloop: groups and bricks divide one another");
+  static_assert(C::kTokenGroupK == 0 || kPartial,
+                "slot mainloop: scales of groups of tokens meet partial sums only");
 
   // Bytes of a stage. Boxes begin where the pattern of their swizzle does.
   static constexpr int kBoxK = 128 * 8 / C::Tokens::kBits;
@@ -235,14 +238,15 @@ struct WgmmaMainloop {
     int warp, lane;
     Ring ring;
     int stages;      // of the part from the one at hand on
-    int k;           // first value of K of the stage at hand
+    int step;        // first one of K of the stage at hand
     int brick = 0;   // the one at hand, within its stage
     int pass = 0;    // the one at hand
     u32 done = 0;    // barrier to arrive at when all products before the next ones have ended
     u64 tokens = 0;  // descriptor of the brick's tokens
-    typename Weights::Scales scales;
+    typename Weights::StoredScales scales;
     u32 words[kSide][kWords];
     typename Weights::Rows rows[kSide];
+    typename Weights::Marks marks[kRowBlocks] = {};
     u32 a[2][kTurnSteps][kSide][4];
 
     __device__ Consumer(const u8* shared, int warp, int lane, const Ring& ring, int begin, int end)
@@ -251,7 +255,7 @@ struct WgmmaMainloop {
           lane(lane),
           ring(ring),
           stages(end - begin),
-          k(begin * C::kBlockK) {
+          step(begin * kStageSteps) {
 #pragma unroll
       for (int block = 0; block < kSide; ++block) rows[block].clear();
       this->ring.wait_full();
@@ -270,12 +274,25 @@ struct WgmmaMainloop {
                         brick % C::kBoxBricks * Weights::kBrickBytes;
         Weights::read_words(run, lane, words[block]);
       }
+      note<0>();
       const int values = first * 16 * Weights::kGroups;
       scales.scales = codes + Weights::kCodesSize + values * Weights::kScaleBytes;
       scales.zeros =
           codes + Weights::kCodesSize + Weights::kScalesSize + values * Weights::kZeroBytes;
       const int box = brick * 64 / kBoxK, in_box = brick * 64 % kBoxK * C::Tokens::kBits / 8;
       tokens = ptx::wgmma_descriptor(ptx::shared_address(base) + box * kBoxBytes + in_box);
+    }
+
+    // Of the pass at hand, which is kPass or one behind.
+    template <int kPass>
+    __device__ void note() {
+      if constexpr (kPass + 1 < kPasses) {
+        if (pass != kPass) return note<kPass + 1>();
+      }
+#pragma unroll
+      for (int block = 0; block < kSide; ++block) {
+        Weights::note(words[block], marks[kPass + block]);
+      }
     }
 
     // Goes to the next brick: of this pass, of the next one, or of the next stage. False at the end.
@@ -285,7 +302,7 @@ struct WgmmaMainloop {
         if (++pass == kPasses) {
           pass = 0;
           done = ring.empty + 8 * ring.slot;
-          k += C::kBlockK;
+          step += kStageSteps;
           if (--stages == 0) return false;
           ring.advance();
           ring.wait_full();
@@ -300,7 +317,7 @@ struct WgmmaMainloop {
     __device__ void fill() {
       constexpr int kGroupK = max_of(C::kGroupK, 1);
       if constexpr (kStep == 0 || (C::kGroupK != 0 && kStep * kStepK % kGroupK == 0)) {
-        const int group = Weights::Scales::group_of(brick * kBrickSteps + kStep);
+        const int group = Weights::StoredScales::group_of(brick * kBrickSteps + kStep);
 #pragma unroll
         for (int block = 0; block < kSide; ++block) rows[block].load(scales, block, group, lane);
       }
@@ -317,11 +334,12 @@ struct WgmmaMainloop {
       if constexpr (kStep + 1 < kEnd) fill<kPlace, kStep + 1, kEnd, kTo + 1>();
     }
 
-    // The scale of a lane's row, g or g + 8, for the group that a step of the brick belongs to.
-    __device__ float row_factor(int step, int half) const {
-      if constexpr (C::kGroupK == 0) return 1.f;
-      const int group = Weights::Scales::group_of(brick * kBrickSteps + step);
-      return scales.scale(0, group, lane / 4 + 8 * half);
+    // The scales of a lane's rows for the group that a step of the brick belongs to.
+    __device__ void row_factors(int step, float (&factors)[2]) const {
+      if constexpr (C::kGroupK != 0) {
+        const int group = Weights::StoredScales::group_of(brick * kBrickSteps + step);
+        scales.floats(0, group, lane, factors);
+      }
     }
   };
 
@@ -329,6 +347,12 @@ struct WgmmaMainloop {
   // false where sums begin.
   template <int kPlace, int kStep, int kEnd, int kFrom>
   static __device__ void multiply(Consumer& c, Products& sums, bool adds) {
+#pragma unroll
+    for (int step = kStep; step < kEnd; ++step) {
+#pragma unroll
+      for (int block = 0; block < kSide; ++block)
+        ptx::keep(c.a[kPlace][kFrom + step - kStep][block]);
+    }
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = kStep; step < kEnd; ++step) {
@@ -359,19 +383,19 @@ struct WgmmaMainloop {
 
   // What the sums of a group are scaled with, and where they go.
   struct Group {
-    float factors[2];
-    int k, pass;
+    float factors[2] = {1.f, 1.f};
+    int step, pass;
 
-    __device__ Group(const Consumer& c, int step)
-        : factors{c.row_factor(step, 0), c.row_factor(step, 1)},
-          k(c.k + c.brick * 64 + step * kStepK),
-          pass(c.pass) {}
+    __device__ Group(const Consumer& c, int first)
+        : step(c.step + c.brick * kBrickSteps + first), pass(c.pass) {
+      c.row_factors(first, factors);
+    }
   };
 
   // Adds the finished sums of a group, times its scales, to the accumulators of its row block, which
   // is kPass or one behind. No loop finds it, for an index would put accumulators into memory.
   template <int kPass>
-  static __device__ void flush(const TokenScales<C>& token_scales, const Group& group,
+  static __device__ void flush(const StoredTokenScales<C>& token_scales, const Group& group,
                                const Products& sums, Accumulators& acc) {
     if constexpr (kPass + 1 < kPasses) {
       if (group.pass != kPass) return flush<kPass + 1>(token_scales, group, sums, acc);
@@ -379,13 +403,16 @@ struct WgmmaMainloop {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int tile = 0; tile < kTokenTiles; ++tile) {
+      float tokens[2];
+      if constexpr (C::kTokenGroupK != 0) {
+        const int first = kTileTokens * tile + Places::token(lane, 0);
+        const int second = kTileTokens * tile + Places::token(lane, 1);
+        token_scales.floats(first, second, group.step, tokens);
+      }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float sum = float(sums[0][tile][i]);
-        if constexpr (C::kTokenGroupK != 0) {
-          const int token = kTileTokens * tile + Places::token(lane, Places::column(i));
-          sum *= token_scales.at(token, group.k);
-        }
+        if constexpr (C::kTokenGroupK != 0) sum *= tokens[Places::column(i)];
         acc[kPass][tile][i] += sum * group.factors[Places::half(i)];
       }
     }
@@ -393,8 +420,8 @@ struct WgmmaMainloop {
 
   // The turns of a group from kTurn on; returns whether there is another group.
   template <int kPlace, int kPart, int kTurn>
-  static __device__ bool turns(const TokenScales<C>& token_scales, Consumer& c, const Group& group,
-                               Products& sums, Accumulators& acc) {
+  static __device__ bool turns(const StoredTokenScales<C>& token_scales, Consumer& c,
+                               const Group& group, Products& sums, Accumulators& acc) {
     multiply<kPlace, kPart * kTurnSteps, (kPart + 1) * kTurnSteps, 0>(c, sums, kTurn > 0);
     const bool more = prepare<kPlace, kPart>(c);
     if constexpr (kTurn + 1 < kGroupTurns) {
@@ -410,8 +437,8 @@ struct WgmmaMainloop {
   // One turn, or those of a group, after the other until place and part are those of the beginning
   // again; returns whether there is more.
   template <int kPlace, int kPart>
-  static __device__ bool cycle(const TokenScales<C>& token_scales, Consumer& c, Products& sums,
-                               Accumulators& acc) {
+  static __device__ bool cycle(const StoredTokenScales<C>& token_scales, Consumer& c,
+                               Products& sums, Accumulators& acc) {
     bool more;
     if constexpr (kPartial) {
       const Group group(c, kPart * kTurnSteps);
@@ -433,7 +460,7 @@ struct WgmmaMainloop {
                                  int begin, int end, const Ring& ring, Accumulators& acc) {
     Consumer c(shared, warp, lane, ring, begin, end);
     c.template fill<0, 0, kTurnSteps>();
-    const TokenScales<C> token_scales(p, tile_m);
+    const StoredTokenScales<C> token_scales(p, tile_m);
     if constexpr (kPartial) {
       Products sums;
       ptx::keep_sums(sums[0]);
@@ -448,6 +475,8 @@ struct WgmmaMainloop {
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) ptx::keep_sums(acc[block]);
     }
+#pragma unroll
+    for (int block = 0; block < kRowBlocks; ++block) Weights::spoil(c.marks[block], acc[block]);
     sync();  // shared memory is free for the epilogue
   }
 };

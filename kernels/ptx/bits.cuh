@@ -34,4 +34,16 @@ __device__ inline unsigned mad(unsigned a, unsigned b, unsigned c) {
   return d;
 }
 
+// The lower half, or the upper one, in both halves, which instructions on halves can have for free.
+__device__ inline unsigned lower_twice(unsigned a) {
+  unsigned d;
+  asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %1;\nmov.b32 %0, {l, l};\n}" : "=r"(d) : "r"(a));
+  return d;
+}
+__device__ inline unsigned upper_twice(unsigned a) {
+  unsigned d;
+  asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %1;\nmov.b32 %0, {h, h};\n}" : "=r"(d) : "r"(a));
+  return d;
+}
+
 }  // namespace humming::ptx

@@ -1,4 +1,5 @@
-// Two floats or halves to two 8-bit floats (PTX ISA 9.7.9.21 "cvt"): nearest, halves to even, saturating.
+// Two floats or halves to two 8-bit floats and back (PTX ISA 9.7.9.21 "cvt"): to 8 bits nearest, halves
+// to even, saturating; to half exactly.
 // Needs: cvt_fp8.
 #pragma once
 
@@ -34,6 +35,17 @@ template <>
 __device__ inline u32 f16x2_to_fp8x2<E5m2>(u32 halves) {
   u16 d;
   asm("cvt.rn.satfinite.e5m2x2.f16x2 %0, %1;" : "=h"(d) : "r"(halves));
+  return d;
+}
+
+// The lower two bytes to two halves, the lower byte to the lower half; NaN stays NaN.
+template <class Type>
+__device__ u32 fp8x2_to_f16x2(u32 bytes);
+
+template <>
+__device__ inline u32 fp8x2_to_f16x2<E4m3>(u32 bytes) {
+  u32 d;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(d) : "h"(u16(bytes)));
   return d;
 }
 

@@ -63,4 +63,11 @@ __device__ inline unsigned min_nan_bf16x2(unsigned a, unsigned b) {
   return d;
 }
 
+// PTX ISA 9.7.9.21 "cvt": two floats to bfloat16, to nearest even; `low` to the lower half.
+__device__ inline unsigned f32x2_to_bf16x2(float low, float high) {
+  unsigned d;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+
 }  // namespace humming::ptx

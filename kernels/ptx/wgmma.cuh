@@ -32,6 +32,12 @@ __device__ inline u32 copied(u32 value) {
   return copy;
 }
 
+// Makes the compiler have fragments in registers here: written before a fence that follows.
+__device__ inline void keep(u32 (&a)[4]) {
+#pragma unroll
+  for (u32& word : a) asm volatile("" : "+r"(word)::"memory");
+}
+
 // Keeps the compiler from moving accesses to sums across this place: it does not know that an
 // instruction under way still writes them.
 template <class Number, int kTiles>

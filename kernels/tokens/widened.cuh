@@ -24,6 +24,10 @@ struct WidenedTokens {
   static_assert(!kSpread || (kStoredBits == 4 && kPackedBits == 8),
                 "slot tokens: only 4-bit codes are spread, over bytes");
 
+  // For scales of groups of tokens that are applied to operands of 16 bits.
+  static __device__ u32 factors(u32 scales) { return Dequant::factors(scales); }
+  static __device__ u32 scale(u32 values, u32 factor) { return Dequant::scale(values, factor); }
+
   // What a lane adds to the address of a tile of 8 tokens, whose rows lie `pitch` bytes apart.
   static __device__ u32 lane_offset(int lane, int pitch) {
     if constexpr (kSpread) {

@@ -29,6 +29,7 @@ from humming.lowering import (
     ACCUMULATOR,
     INSTRUCTION,
     K_MAJOR,
+    OPERAND,
     enumerate_lowerings,
     weight_group,
 )
@@ -205,7 +206,7 @@ def test_nvfp4_is_block_scaled_where_an_instruction_is(device, instruction, m):
 @pytest.mark.parametrize("device", ["h100", "h20", "a100_80gb", "l40s", "t4", "zw810e", "m890"])
 def test_nvfp4_is_dequantized_to_a_wider_operand_elsewhere(device, m):
     best = decided("nvfp4 x nvfp4", device, m).preferred.lowering
-    assert best.scale_site == ACCUMULATOR
+    assert best.scale_site in (ACCUMULATOR, OPERAND)  # products with e4m3 scales are exact
     assert best.operand.bits > 4
     assert f"activations widened from float4e2m1 to {best.activation_operand}" in best.notes
 

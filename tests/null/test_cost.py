@@ -9,6 +9,7 @@ from humming import cost
 from humming.capability import INT32, DeviceCapabilities, MmaRow
 from humming.cost import device_tops, estimate, weight_bytes
 from humming.dtypes import DataType
+from humming.instruction_counts import PER_VALUE
 from humming.lowering import enumerate_lowerings
 from humming.problem import GemmProblem
 from humming.tiles import TileConfig
@@ -73,7 +74,7 @@ def test_mma_is_operations_over_rate_with_padded_tokens():
 
 def test_dequantization_is_issue_slots_over_issue_rate():
     got = made("int4 x fp16", m=16, tile=None)
-    values = N * K * cost.DEQUANT_SLOTS[16]
+    values = N * K * cost.SLOTS_PER_INSTRUCTION * PER_VALUE["int4:float16"]
     instructions = 32 * (N / 16) * (K / 16) * (16 / 8)
     assert got.dequant_us == pytest.approx((values + instructions) / (128 * 10 * 1000))
 

@@ -380,6 +380,8 @@ def test_requirements_are_the_keys_of_the_components():
         "mover cp_async",
         "mma mma_sync:m16n8k16:bfloat16:bfloat16:float32",
         "dequant uint-zero:bfloat16",
+        "scale float16",
+        "token_scale float32",
         "tokens direct",
         "mainloop mma_sync",
         "epilogue tile",
