@@ -131,7 +131,7 @@ def test_rows_of_activations_may_lie_anywhere(rows: str) -> None:
     ids=["wait", "fence", "barriers", "release"],
 )
 def test_faults_are_found(text: str, instead: str, error: str) -> None:
-    product = product_in("int4_g128 x bf16", 9, 64, 1024, (1, 1, 16, 1, 2))
+    product = product_in("int4 x bf16", 9, 64, 1024, (1, 1, 16, 1, 2))
     assert re.search(text, product.ptx())
     product.edit = lambda ptx: re.sub(text, instead, ptx)
     with pytest.raises(getattr(errors, error)):
