@@ -124,5 +124,5 @@ def test_operands_of_tensor_cores_take_the_same_check() -> None:
         assert fences
         return text
 
-    with pytest.raises(errors.AsyncHazardError, match="no fence.proxy.async"):
+    with pytest.raises(errors.AsyncHazardError, match="and no fence"):
         product(edit=edit)
