@@ -357,6 +357,8 @@ class MemoryBarriers:
             known = None
             if races is not None:
                 rows = group.index[lanes.any(axis=1)]
+                if not relaxed:
+                    races.note_remote(rows, np.full(len(rows), offset))
                 known = races.release_relaxed(rows, False) if relaxed else races.release(rows)
             left = int(lanes.sum())
             if drop:
