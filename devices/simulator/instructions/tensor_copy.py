@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from ..errors import (
     BoundsError,
     PoisonError,
     UndefinedBehaviorError,
+    UnknownInstructionError,
 )
 from ..groups import Array, Group
 from ..machine import Machine
@@ -111,23 +112,26 @@ class _Tensor:
 
     Args:
         d: at an instruction.
+        shape: what the instruction says of it. In the modes `tile::gather4` and `tile::scatter4` it
+            names four single rows, by a column and four row numbers, of a map whose box has one.
         operand: the operand.
-        rows: whether it names four single rows: a column and four row numbers (the modes
-            `tile::gather4` and `tile::scatter4`), of a map whose box has one row.
         offsets: the operand with those of the mode `im2col`.
     """
 
     def __init__(
-        self, d: Decoder, operand: Operand, rows: bool = False, offsets: Operand | None = None
+        self, d: Decoder, shape: "_Shape", operand: Operand, offsets: Operand | None = None
     ) -> None:
         if not isinstance(operand, Address) or len(operand.extra) != 1:
             d.refuse("a tensor is given as [address of the map, {coordinates}]")
         self._machine = d.machine
         self._map = reader(d.address(Address(operand.base, operand.offset)), "the tensor map")
         items = d.items(operand.extra[0])
-        self._rank, self._rows, self._target = len(items), rows, d.arch
-        if rows and len(items) != 1 + _ROWS:
+        self._rank, self._target = shape.rank, d.arch
+        self._rows = shape.mode in ("tile::gather4", "tile::scatter4")
+        if self._rows and len(items) != 1 + _ROWS:
             d.refuse("four rows are named by a column and the numbers of four rows")
+        if not self._rows and len(items) != shape.rank:
+            d.refuse(f"{len(items)} coordinates of a tensor of {shape.rank} dimensions")
         self._at = [reader(d.source(item, "s32"), "a coordinate") for item in items]
         self._im2col = offsets is not None
         steps = () if offsets is None else d.items(offsets)
@@ -150,9 +154,11 @@ class _Tensor:
                 tensor = self._known.get(data)
                 if tensor is None:
                     tensor = decode(data)
+                    if reason := tensor.not_simulated:
+                        raise failure(UnknownInstructionError, reason, thread)
                     tensor.check()
                     self._known[data] = tensor
-                _require_simulated(tensor, 2 if self._rows else self._rank, self._target)
+                _require_known(tensor, self._rank, self._target)
                 if bool(tensor.corners) != self._im2col:
                     mode = "im2col" if tensor.corners else "tile"
                     raise HummingError(f"the tensor map is one of the mode {mode}")
@@ -160,6 +166,8 @@ class _Tensor:
                     tensor = _of_rows(tensor)
                 if self._im2col:
                     _check_base(tensor, coordinates, offsets)
+            except UnknownInstructionError:
+                raise
             except HummingError as error:
                 raise failure(UndefinedBehaviorError, str(error), thread) from error
             # H200 take both of these for illegal instructions.
@@ -196,21 +204,21 @@ def _of_rows(tensor: TensorMap) -> TensorMap:
     return replace(tensor, box=(tensor.box[0], _ROWS))
 
 
-def _require_simulated(tensor: TensorMap, rank: int, target: str) -> None:
+def _require_known(tensor: TensorMap, rank: int, target: str) -> None:
     if tensor.rank != rank:
         raise HummingError(f"a tensor map of {tensor.rank} dimensions with {rank} coordinates")
     if tensor.needs_sm_100 and availability.number_of(target) < 100:
         raise HummingError(f"sm_{target} has no such tensor maps as {tensor}: they need sm_100")
-    if tensor.dtype.startswith("tfloat32"):
-        raise HummingError("the rounding of tensor maps of type tfloat32 is not simulated")
-    if tensor.swizzle and tensor.row_bytes != tensor.swizzling.span_bytes:
-        raise HummingError(
-            f"rows of {tensor.row_bytes} bytes in the swizzle {tensor.swizzling.name} are not "
-            "simulated: how they lie in shared memory is not documented"
-        )
 
 
-def _take_shape(d: Decoder, *modes: str) -> str:
+class _Shape(NamedTuple):
+    """Dimensions and mode of a tensor copy."""
+
+    rank: int
+    mode: str
+
+
+def _take_shape(d: Decoder, *modes: str) -> _Shape:
     """Takes the dimensions and the mode: one of some, or "" for tile."""
     rank = d.modifiers.one_of("1d", "2d", "3d", "4d", "5d")
     mode = d.modifiers.one_of(*modes, default="")
@@ -222,19 +230,20 @@ def _take_shape(d: Decoder, *modes: str) -> str:
     if mode == "im2col" and rank in ("1d", "2d"):
         d.refuse(".im2col is for tensors of 3, 4 and 5 dimensions")
     d.modifiers.flag("tile")
-    return mode
+    return _Shape(int(rank[0]), mode)
 
 
 @instruction("cp.async.bulk.tensor")
 def tensor_copy(d: Decoder) -> Step:
     """PTX ISA 9.7.9.27.1.2."""
-    mode = _take_shape(d, "tile::scatter4", "tile::gather4", "im2col")
+    shape = _take_shape(d, "tile::scatter4", "tile::gather4", "im2col")
+    mode = shape.mode
     to = d.modifiers.one_of("shared::cluster", "shared::cta", "global")
     source = d.modifiers.one_of("global", "shared::cta")
     if mode and (mode == "tile::scatter4") != (to == "global"):
         d.refuse("tile::gather4 and im2col load, and tile::scatter4 stores")
     if to == "global":
-        return _store(d, "", mode == "tile::scatter4")
+        return _store(d, shape, "")
     if source != "global":
         d.refuse("cp.async.bulk.tensor into shared memory reads global memory")
     d.modifiers.one_of(MBARRIER)
@@ -247,7 +256,7 @@ def tensor_copy(d: Decoder) -> Step:
         d.refuse(f"{told}, and with .im2col offsets")
     pair = group_of == "cta_group::2"
     targets = Targets(d, operands[0], operands[2], mask, to == "shared::cluster", pair)
-    tensors = _Tensor(d, operands[1], mode == "tile::gather4", offsets)
+    tensors = _Tensor(d, shape, operands[1], offsets)
     machine, pc = d.machine, d.pc
     arrivals = part_of(machine, Arrivals)
 
@@ -287,12 +296,12 @@ def _delivery(machine: Machine, thread: Thread, box: Box, pieces: Array) -> Call
     return finish
 
 
-def _store(d: Decoder, operation: str, scatters: bool = False) -> Step:
+def _store(d: Decoder, shape: _Shape, operation: str) -> Step:
     d.modifiers.one_of("bulk_group")
     operands = take_hint(d)
     if len(operands) != 2:
         d.refuse(f"{d.opcode} into global memory has a tensor and a source")
-    tensors = _Tensor(d, operands[0], scatters)
+    tensors = _Tensor(d, shape, operands[0])
     address = reader(d.address(operands[1]), "the source")
     machine, pc = d.machine, d.pc
     groups = part_of(machine, BulkGroups)
@@ -352,22 +361,23 @@ def _outgoing(
 @instruction("cp.reduce.async.bulk.tensor")
 def tensor_reduction(d: Decoder) -> Step:
     """PTX ISA 9.7.9.27.1.3."""
-    _take_shape(d)
+    shape = _take_shape(d)
     d.modifiers.one_of("global")
     d.modifiers.one_of("shared::cta")
-    return _store(d, d.modifiers.one_of(*reductions.OPERATIONS))
+    return _store(d, shape, d.modifiers.one_of(*reductions.OPERATIONS))
 
 
 @instruction("cp.async.bulk.prefetch.tensor")
 def tensor_prefetch(d: Decoder) -> Step:
     """PTX ISA 9.7.9.27.1.4: only its operands are checked."""
-    mode = _take_shape(d, "im2col")
+    shape = _take_shape(d, "im2col")
+    mode = shape.mode
     d.modifiers.one_of("L2")
     d.modifiers.one_of("global")
     operands = take_hint(d)
     if len(operands) != (2 if mode else 1):
         d.refuse("cp.async.bulk.prefetch.tensor has a tensor, and with .im2col offsets")
-    tensors = _Tensor(d, operands[0], offsets=operands[1] if mode else None)
+    tensors = _Tensor(d, shape, operands[0], operands[1] if mode else None)
     machine = d.machine
 
     def step(group: Group) -> None:
