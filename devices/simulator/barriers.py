@@ -454,6 +454,9 @@ class MemoryBarriers:
                     raise fault(UndefinedBehaviorError, told, group, stale)
                 done |= lanes & (phases != found.phase)
             else:
+                if (wrong := lanes & (asked > 1)).any():
+                    told = f"the parity {int(asked[wrong][0])} of a phase: it is 0 or 1"
+                    raise fault(UndefinedBehaviorError, told, group, wrong)
                 done |= lanes & ((asked & 1) != (found.phase & 1))
             over = (done & lanes).any(axis=1)
             if races is not None and found.passed is not None and over.any():

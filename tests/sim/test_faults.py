@@ -122,6 +122,25 @@ def test_vector_access_over_the_end(fault: Any) -> None:
     fault("BoundsError", "16 bytes at global address", body)
 
 
+@pytest.mark.parametrize(
+    "text", ["atom.global.add.u32 v, [at+256], 1;", "red.add.u32 [at+256], 1;"]
+)
+def test_atomic_operation_behind_the_end(fault: Any, text: str) -> None:
+    fault("BoundsError", "^an atomic operation of 4 bytes at .* offset 256 of out", text)
+
+
+def test_atomic_operation_outside_of_shared_memory(fault: Any) -> None:
+    fault("BoundsError", "^an atomic operation of 4 bytes", "red.shared.add.u32 [s+1024], 1;")
+
+
+@pytest.mark.parametrize(
+    "text", ["prefetch.global.L2 [base];", "prefetch.L1 [base];", "prefetchu.L1 [base];"]
+)
+def test_hint_of_an_undefined_address(fault: Any, text: str) -> None:
+    body = ".reg .b64 other;" + text.replace("base", "other")
+    fault("PoisonError", "the address is undefined", body)
+
+
 def test_access_to_no_allocation(fault: Any) -> None:
     fault("BoundsError", "lies in no allocation", "mov.u64 at, 0; ld.global.u32 v, [at+64];")
 

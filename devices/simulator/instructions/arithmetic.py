@@ -14,6 +14,8 @@ from . import floating, poison
 
 INTEGERS = ("u16", "u32", "u64", "s16", "s32", "s64", "u16x2", "s16x2")
 _CARRY = Register("%carry", "pred")
+_WORDS = ("u32", "s32", "u64", "s64")
+"""Types of additions with a carry."""
 
 
 def _kind(d: Decoder) -> str:
@@ -28,6 +30,8 @@ def add(d: Decoder) -> Step:
         return floating.two_operands(d, kind, d.opcode)
     d.expect(3)
     if d.modifiers.flag("cc"):
+        if kind not in _WORDS:
+            d.refuse(f"{d.opcode}.cc of {kind}; it has {', '.join(_WORDS)}")
         return _with_carry(d, kind, takes=False, gives=True)
     function: Any = np.add if d.opcode == "add" else np.subtract
     if d.modifiers.flag("sat"):
@@ -38,7 +42,7 @@ def add(d: Decoder) -> Step:
 @instruction("addc", "subc")
 def add_with_carry(d: Decoder) -> Step:
     """PTX ISA 9.7.2.2 and .4."""
-    kind = d.modifiers.one_of("u32", "s32", "u64", "s64")
+    kind = d.modifiers.one_of(*_WORDS)
     d.expect(3)
     return _with_carry(d, kind, takes=True, gives=d.modifiers.flag("cc"))
 
