@@ -1,4 +1,4 @@
-"""Text that is no PTX, and instructions changed at random: only errors of the project are raised."""
+"""Text that is no PTX, and instructions changed at random: no other errors than the project's."""
 
 import importlib
 from typing import Any
