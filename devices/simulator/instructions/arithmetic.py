@@ -30,8 +30,6 @@ def add(d: Decoder) -> Step:
         return floating.two_operands(d, kind, d.opcode)
     d.expect(3)
     if d.modifiers.flag("cc"):
-        if kind not in _WORDS:
-            d.refuse(f"{d.opcode}.cc of {kind}; it has {', '.join(_WORDS)}")
         return _with_carry(d, kind, takes=False, gives=True)
     function: Any = np.add if d.opcode == "add" else np.subtract
     if d.modifiers.flag("sat"):
@@ -56,12 +54,11 @@ def _with_carry(d: Decoder, kind: str, takes: bool, gives: bool, factors: Any = 
         takes, gives: whether a carry comes in, and goes out.
         factors: the function whose result, of the first two operands, is added to the third.
     """
-    bits = int(kind[1:])
-    unsigned = f"u{bits}"
+    if kind not in _WORDS:
+        d.refuse(f"{d.opcode} with a carry is for words of 32 and 64 bits")
+    unsigned = f"u{kind[1:]}"
     minus = d.opcode.startswith("sub")
     target = d.target(0, unsigned)
-    if bits not in (32, 64):
-        d.refuse(f"{d.opcode} with a carry is for words of 32 and 64 bits")
     if factors is None:
         sources = [d.source(1, unsigned), d.source(2, unsigned)]
     else:
