@@ -1,8 +1,8 @@
-"""Copies of boxes of tensors (PTX ISA 9.7.9.27), and changes of tensor maps (9.7.9.26)."""
+"""Copies of boxes of tensors (PTX ISA 9.7.9.27)."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,27 +14,21 @@ from ..bulk import Arrivals, BulkGroups, Outgoing, deliver_pieces
 from ..decoder import Decoder, Step, instruction
 from ..errors import (
     AlignmentError,
-    AsyncHazardError,
-    BoundsError,
     PoisonError,
     UndefinedBehaviorError,
     UnknownInstructionError,
 )
 from ..groups import Array, Group
 from ..machine import Machine
-from ..memory import PARAM_WINDOW, SHARED_WINDOW
 from ..parts import part_of
-from ..ptx_syntax import Address, Integer, Operand
+from ..ptx_syntax import Address, Operand
 from ..ranges import (
     Thread,
     begin_global_read,
     begin_global_write,
     begin_read,
     begin_write,
-    check_global,
     failure,
-    global_bytes,
-    put_global,
     require_multiple,
     shared_bytes,
     shared_offset,
@@ -42,69 +36,15 @@ from ..ranges import (
     undefined_in,
 )
 from ..shared_memory import PIECE
-from ..tensor_maps import ALIGN, BYTES, TensorMap, decode
+from ..tensor_maps import TensorMap, decode
 from .bulk_copy import MBARRIER, Targets, reader, take_hint, take_masked
+from .tensormap import bytes_of_map
 
 _TILE_ALIGN = 128
 _OFFSETS = {3: 1 << 16, 4: 1 << 8, 5: 1 << 5}
 """What offsets of im2col must be below, by the number of dimensions (PTX ISA 5.5.4.1)."""
 _ROWS = 4
 """Rows of the modes `tile::gather4` and `tile::scatter4`."""
-
-
-class MapStates:
-    """Which tensor maps in global memory have been changed and not acquired."""
-
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
-        self._changed: dict[int, set[int]] = {}
-
-    def reset(self) -> None:
-        """None has been changed."""
-        self._changed.clear()
-
-    def change(self, address: int) -> None:
-        """A map is changed: each CTA has to acquire it before it is used there."""
-        self._changed[address] = set()
-
-    def acquire(self, address: int, cta: int) -> None:
-        """`fence.proxy.tensormap::generic.acquire` in a CTA."""
-        if address in self._changed:
-            self._changed[address].add(cta)
-
-    def is_stale(self, address: int, cta: int) -> bool:
-        """Whether a map must not be used."""
-        return address in self._changed and cta not in self._changed[address]
-
-
-def _states(machine: Machine) -> MapStates:
-    for part in machine.parts:
-        if isinstance(part, MapStates):
-            return part
-    made = MapStates(machine)
-    machine.parts.append(made)
-    return made
-
-
-def _bytes_of_map(machine: Machine, thread: Thread, address: int) -> bytes:
-    require_multiple(thread, address, ALIGN, "the address of the tensor map")
-    window = address >> 56
-    if window == PARAM_WINDOW >> 56:
-        start = address - PARAM_WINDOW
-        if start + BYTES > machine.program.param_bytes:
-            raise failure(BoundsError, "the tensor map lies outside of the parameters", thread)
-        return bytes(machine.params.memory.data[start : start + BYTES].tobytes())
-    if window:
-        told = "a tensor map lies in parameters, constant or global memory, and nowhere else"
-        raise failure(UndefinedBehaviorError, told, thread)
-    check_global(machine, thread, address, BYTES, False)
-    if _states(machine).is_stale(address, int(machine.row_cta[thread.row])):
-        told = "the tensor map has been changed, and no fence.proxy.tensormap::generic.acquire "
-        raise failure(AsyncHazardError, told + "of this CTA lies in between", thread)
-    data, poison = global_bytes(machine, address, BYTES)
-    if poison is not None and poison.any():
-        raise failure(PoisonError, "the tensor map is undefined", thread)
-    return bytes(data.tobytes())
 
 
 class _Tensor:
@@ -147,7 +87,7 @@ class _Tensor:
         offsets_of = [each(group) for each in self._offsets]
 
         def box(row: int, thread: Thread) -> Box:
-            data = _bytes_of_map(machine, thread, address(row, thread))
+            data = bytes_of_map(machine, thread, address(row, thread))
             coordinates = tuple(each(row, thread) for each in at)
             offsets = tuple(each(row, thread) for each in offsets_of)
             try:
@@ -324,9 +264,16 @@ def _store(d: Decoder, shape: _Shape, operation: str) -> Step:
             begin_read(machine, thread, np.array([thread.row]), pieces)
             if box.rows_inside(undefined_in(machine, pieces)).any():
                 raise failure(PoisonError, "an undefined value is copied to global memory", thread)
-            groups.add(_outgoing(machine, thread, pc, box, pieces, operation, kind))
+            combine = _combination(box, operation, kind) if operation else None
+            groups.add(_outgoing(machine, thread, pc, box, pieces, combine))
 
     return step
+
+
+def _combination(box: Box, operation: str, kind: str) -> Callable[[Array, Array], Array]:
+    """A reduction of elements of a box."""
+    tidy = flushed if box.tensor.element.flushes else np.asarray
+    return lambda old, new: tidy(reductions.reduced(operation, kind, tidy(old), tidy(new)))
 
 
 def _outgoing(
@@ -335,11 +282,11 @@ def _outgoing(
     pc: int,
     box: Box,
     pieces: Array,
-    operation: str,
-    kind: str,
+    combine: Callable[[Array, Array], Array] | None,
 ) -> Outgoing:
+    """A store that is under way; `combine` is given what is there and what is written, flat."""
     taken: list[Array] = []
-    done = begin_global_write(machine, thread, box.ranges, combines=bool(operation))
+    done = begin_global_write(machine, thread, box.ranges, combines=combine is not None)
 
     def read() -> None:
         taken.append(box.rows_inside(shared_bytes(machine, pieces)).copy())
@@ -347,12 +294,10 @@ def _outgoing(
     def write() -> None:
         done()
         rows = taken[0]
-        if operation and rows.size:
+        if combine is not None and rows.size:
             old = np.ascontiguousarray(box.current(machine)).reshape(-1)
             flat = np.ascontiguousarray(rows).reshape(-1)
-            tidy = flushed if box.tensor.element.flushes else np.asarray
-            rows = tidy(reductions.reduced(operation, kind, tidy(old), tidy(flat)))
-            rows = rows.reshape(taken[0].shape)
+            rows = combine(old, flat).reshape(taken[0].shape)
         box.store(machine, rows)
 
     return Outgoing(thread, pc, pieces, read, write)
@@ -384,113 +329,5 @@ def tensor_prefetch(d: Decoder) -> Step:
         boxes = tensors.bind(group)
         for row, thread in threads_of(group):
             boxes(row, thread).check(machine, thread, False)
-
-    return step
-
-
-# -- tensor maps ----------------------------------------------------------------------------------
-
-
-@instruction("tensormap.replace")
-def replace_field(d: Decoder) -> Step:
-    """PTX ISA 9.7.9.26.1: changes a field of a map in shared or global memory."""
-    d.modifiers.one_of("tile")
-    fields = (
-        *("global_address", "rank", "box_dim", "global_dim", "global_stride", "element_stride"),
-        *("elemtype", "interleave_layout", "swizzle_mode", "swizzle_atomicity", "fill_mode"),
-    )
-    field = d.modifiers.one_of(*fields)
-    space = d.modifiers.one_of("global", "shared::cta", default="")
-    d.modifiers.one_of("b1024")
-    kind = d.modifiers.one_of("b32", "b64")
-    indexed = field in ("box_dim", "global_dim", "global_stride", "element_stride")
-    d.expect(3 if indexed else 2)
-    ordinal = d.operands[1] if indexed else Integer(0)
-    if not isinstance(ordinal, Integer):
-        d.refuse("the number of the dimension is a constant")
-    address = reader(d.address(0), "the address of the tensor map")
-    value_of = reader(d.source(len(d.operands) - 1, kind), "the new value")
-    machine, which = d.machine, ordinal.value
-
-    def step(group: Group) -> None:
-        places, values = address(group), value_of(group)
-        for row, thread in threads_of(group):
-            at = places(row, thread)
-            place, data = _map_bytes(machine, thread, at, space, True)
-            try:
-                changed = decode(data).replaced(field, values(row, thread), which)
-            except HummingError as error:
-                raise failure(UndefinedBehaviorError, str(error), thread) from error
-            place(changed.encode_unchecked())
-
-    return step
-
-
-def _map_bytes(
-    machine: Machine, thread: Thread, address: int, space: str, writing: bool
-) -> tuple[Any, bytes]:
-    """How to write a map, and its bytes."""
-    if space == "" and address >> 56 == SHARED_WINDOW >> 56:
-        space, address = "shared::cta", address - SHARED_WINDOW
-    require_multiple(thread, address & 0xFFFFFF, ALIGN, "the address of the tensor map")
-    if space == "shared::cta":
-        shared = machine.shared
-        offset = shared_offset(machine, thread, address, BYTES, "the tensor map", cluster=False)
-        assert shared.shadow is not None
-        if shared.shadow.data[offset : offset + BYTES].any():
-            raise failure(PoisonError, "the tensor map is undefined", thread)
-
-        def put(data: bytes) -> None:
-            shared.memory.data[offset : offset + BYTES] = np.frombuffer(data, np.uint8)
-
-        return put, shared.memory.data[offset : offset + BYTES].tobytes()
-    check_global(machine, thread, address, BYTES, writing)
-
-    def put_back(data: bytes) -> None:
-        put_global(machine, address, np.frombuffer(data, np.uint8))
-        _states(machine).change(address)
-
-    return put_back, bytes(global_bytes(machine, address, BYTES)[0].tobytes())
-
-
-@instruction("tensormap.cp_fenceproxy", together="warp")
-def copy_map(d: Decoder) -> Step:
-    """PTX ISA 9.7.13.18: copies a map from shared to global memory and releases it."""
-    for part in ("global", "shared::cta", "tensormap::generic", "release"):
-        d.modifiers.one_of(part)
-    d.modifiers.ignore("cta", "cluster", "gpu", "sys", "sync", "aligned")
-    d.expect(3)
-    if d.operands[2] != Integer(BYTES):
-        d.refuse("tensormap.cp_fenceproxy copies 128 bytes")
-    to, source = reader(d.address(0), "the destination"), reader(d.address(1), "the source")
-    machine = d.machine
-
-    def step(group: Group) -> None:
-        targets, sources = to(group), source(group)
-        for row in range(len(group)):
-            thread = Thread(int(group.index[row]), 0)
-            at = sources(row, thread)
-            _, data = _map_bytes(machine, thread, at, "shared::cta", False)
-            put, _ = _map_bytes(machine, thread, targets(row, thread), "global", True)
-            put(data)
-
-    return step
-
-
-@instruction("fence.proxy.tensormap::generic")
-def tensormap_fence(d: Decoder) -> Step:
-    """PTX ISA 9.7.13.4: orders changes of tensor maps before their use."""
-    acquires = d.modifiers.one_of("acquire", "release") == "acquire"
-    d.modifiers.ignore("cta", "cluster", "gpu", "sys")
-    d.expect(2 if acquires else 0)
-    machine = d.machine
-    address = reader(d.address(0), "the address of the tensor map") if acquires else None
-
-    def step(group: Group) -> None:
-        if address is None:
-            return
-        places = address(group)
-        for row, thread in threads_of(group):
-            _states(machine).acquire(places(row, thread), int(machine.row_cta[thread.row]))
 
     return step
