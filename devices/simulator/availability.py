@@ -125,6 +125,7 @@ cp.async.bulk.tensor tile::scatter4                                     datacent
 cp.reduce.async.bulk _                                                  90
 mbarrier    _                                                           80
 mbarrier    try_wait|expect_tx|complete_tx                              90
+mbarrier.arrive|mbarrier.arrive_drop !expect_tx !noComplete              90          3
 fence.proxy.async _                                                     90
 fence.proxy.async::generic _                                            90
 fence.mbarrier_init _                                                   90
@@ -176,7 +177,7 @@ def _rows() -> Iterator[_Row]:
     names = {"FP8": _FP8, "FP6_4": _FP6_4, "SMALL": _SMALL}
     for line in _ROWS.strip().splitlines():
         opcodes, *parts = line.split()
-        operands = int(parts.pop()) if parts[-1] == "4" else 0
+        operands = int(parts.pop()) if parts[-1] in ("3", "4") else 0
         where = parts.pop().replace("_", " ") if parts[-1] not in _SETS else parts.pop()
         entries = tuple(
             "|".join(names.get(name, name) for name in part.split("|"))

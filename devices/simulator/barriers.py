@@ -27,13 +27,13 @@ class _Phase:
 
     expected: int
     counted: bool  # whether the instruction says how many threads, or it is all of the CTA
+    reduction: str = ""  # of `bar.red`; empty for `bar.sync` and `bar.arrive`
     arrived: int = 0
     known: Known | None = None  # what has happened before the arrivals
     # (step, row, lane) of the last arrival, for reports.
     last: tuple[int, int, int] = (0, 0, 0)
     waiting: list[tuple[int, Lanes, Target | None]] = field(default_factory=list)
     votes: list[Array] = field(default_factory=list)
-    reduction: str = ""
 
 
 class CtaBarriers:
@@ -122,9 +122,18 @@ class CtaBarriers:
             told = f"barrier {number} waits for all warps of the CTA, one of which has exited"
             raise fault(BarrierError, told, group, group.active() & own[:, None])
         expected = 32 * machine.shape.cta_warps if count is None else count
-        phase = self._phases.setdefault((cta, number), _Phase(expected, count is not None))
+        phase = self._phases.setdefault(
+            (cta, number), _Phase(expected, count is not None, reduction)
+        )
         if (phase.expected, phase.counted) != (expected, count is not None):
             told = f"barrier {number} is used with {expected} and with {phase.expected} threads"
+            raise fault(BarrierError, told, group, group.active() & own[:, None])
+        if phase.reduction != reduction:
+            first, other = (
+                f"bar.red.{r}" if r else "bar.sync or bar.arrive"
+                for r in (phase.reduction, reduction)
+            )
+            told = f"{other} at barrier {number}, at which others have arrived by {first}"
             raise fault(BarrierError, told, group, group.active() & own[:, None])
         phase.arrived += 32 * len(rows)
         phase.last = (pc, int(rows[-1]), int(group.active()[own][-1].argmax()))
@@ -138,7 +147,6 @@ class CtaBarriers:
             phase.waiting.append((pc, lanes, target))
             machine.park(pc, lanes)
         if votes is not None:
-            phase.reduction = reduction
             phase.votes.append(votes[group.active() & own[:, None]])
         if phase.arrived == expected:
             del self._phases[cta, number]
@@ -349,6 +357,8 @@ class MemoryBarriers:
             known = None
             if races is not None:
                 rows = group.index[lanes.any(axis=1)]
+                if not relaxed:
+                    races.note_remote(rows, np.full(len(rows), offset))
                 known = races.release_relaxed(rows, False) if relaxed else races.release(rows)
             left = int(lanes.sum())
             if drop:
@@ -444,6 +454,9 @@ class MemoryBarriers:
                     raise fault(UndefinedBehaviorError, told, group, stale)
                 done |= lanes & (phases != found.phase)
             else:
+                if (wrong := lanes & (asked > 1)).any():
+                    told = f"the parity {int(asked[wrong][0])} of a phase: it is 0 or 1"
+                    raise fault(UndefinedBehaviorError, told, group, wrong)
                 done |= lanes & ((asked & 1) != (found.phase & 1))
             over = (done & lanes).any(axis=1)
             if races is not None and found.passed is not None and over.any():

@@ -130,6 +130,8 @@ class Decoder:
             step = _BUILDERS[self.opcode](self)
         except KeyError as error:
             self.refuse(f"a modifier is missing: {error.args[0]}")
+        except IndexError:
+            self.refuse("an operand is missing")
         if self.modifiers.left:
             self.refuse(f"the modifiers .{', .'.join(self.modifiers.left)} are not known here")
         together = _TOGETHER[self.opcode]

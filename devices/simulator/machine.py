@@ -348,9 +348,18 @@ class Machine:
         gone = group.index[~self.live[group.rows].any(axis=1)]
         if len(gone):
             self.barriers.exited(gone)
+            self._end_ctas(np.unique(self.row_cta[gone]))
         self.cluster_barrier.check()
         self.progress += 1
         return STOP
+
+    def _end_ctas(self, ctas: Array) -> None:
+        """Notes which of some CTAs have no threads any more."""
+        for cta in ctas:
+            if not self.live[self.row_cta == cta].any():
+                self.shared.ended[cta] = True
+                if self.races is not None and self.shape.cluster_size > 1:
+                    self.races.check_end(int(cta))
 
     def where(self, pc: int, thread: tuple[int, int] | None = None) -> Where:
         """The place of a step, and of a thread given by (warp row, lane), for errors."""

@@ -139,24 +139,39 @@ class ProxyRaces(RaceDetector):
         verb = "writes" if writing else "reads"
         if (bad := written > known[writer]).any():
             at, granule = (int(v) for v in np.argwhere(bad)[0])
-            told = f"{self._name(int(writer[at, granule]))} has written without a barrier that an "
-            told += f"asynchronous operation, which {verb} there, begins behind"
+            told = _unordered(self._name(int(writer[at, granule])), verb)
             raise self._at(RaceError, told, rows, lane, int(pieces[at]))
         by_warps = writer < self._width
         fenced = known[self._fenced][np.where(by_warps, writer, 0)]
         if (bad := by_warps & (written > fenced)).any():
             at, granule = (int(v) for v in np.argwhere(bad)[0])
-            told = f"an asynchronous operation {verb} what {self._name(int(writer[at, granule]))} "
-            told += "has written, and no fence.proxy.async lies in between"
+            told = _unfenced(self._name(int(writer[at, granule])), verb)
             raise self._at(AsyncHazardError, told, rows, lane, int(pieces[at]))
+        if self._strong is not None:
+            marks = self._strong[1].reshape(-1, _PER_PIECE, self._stride)[pieces]
+            self._check_strong_writes(marks, known, rows, lane, pieces, verb)
         if not writing:
             return
-        read = self._read.reshape(-1, _PER_PIECE, self._stride)[pieces]
-        if (bad := read > known[: self._stride]).any():
-            at, _, reader = (int(v) for v in np.argwhere(bad)[0])
-            told = f"{self._name(reader)} has read without a barrier that an asynchronous "
-            told += "operation, which writes there, begins behind"
-            raise self._at(RaceError, told, rows, lane, int(pieces[at]))
+        for counts in (self._read, *(self._strong or ())[:1]):
+            read = counts.reshape(-1, _PER_PIECE, self._stride)[pieces]
+            if (bad := read > known[: self._stride]).any():
+                at, _, reader = (int(v) for v in np.argwhere(bad)[0])
+                told = f"{self._name(reader)} has read without a barrier that an asynchronous "
+                told += "operation, which writes there, begins behind"
+                raise self._at(RaceError, told, rows, lane, int(pieces[at]))
+
+    def _check_strong_writes(
+        self, marks: Array, known: Array, rows: Array, lane: int, pieces: Array, verb: str
+    ) -> None:
+        """The same of strong stores and atomic operations, of which each warp's last one counts."""
+        marks = marks[..., : self._width]
+        for kind, limit, told in (
+            (RaceError, known[: self._width], _unordered),
+            (AsyncHazardError, known[self._fenced], _unfenced),
+        ):
+            if (bad := marks > limit).any():
+                at, _, writer = (int(v) for v in np.argwhere(bad)[0])
+                raise self._at(kind, told(self._name(writer), verb), rows, lane, int(pieces[at]))
 
     def _name(self, actor: int) -> str:
         if actor < self._width:
@@ -172,3 +187,13 @@ class ProxyRaces(RaceDetector):
         error = kind(f"{told} (shared address {offset:#x})")
         error.thread = (int(rows[0]), lane)
         return error
+
+
+def _unordered(name: str, verb: str) -> str:
+    told = f"{name} has written without a barrier that an asynchronous operation, which {verb} "
+    return f"{told}there, begins behind"
+
+
+def _unfenced(name: str, verb: str) -> str:
+    told = f"an asynchronous operation {verb} what {name} has written, and no fence.proxy.async"
+    return f"{told} lies in between"

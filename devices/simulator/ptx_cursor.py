@@ -3,7 +3,7 @@
 from typing import NoReturn
 
 from .errors import PtxSyntaxError, Where
-from .ptx_syntax import Integer, listing
+from .ptx_syntax import FloatBits, Integer, listing
 from .ptx_tokens import BINARY, Token, number_of, tokens_of
 
 CONSTANTS = {"WARP_SZ": 32}
@@ -74,6 +74,21 @@ class Cursor:
         while depth:
             depth += {"{": 1, "}": -1}.get(self.take().text, 0)
 
+    def number(self, token: Token) -> Integer | FloatBits:
+        """The value of a number token."""
+        try:
+            return number_of(token.text)
+        except ValueError:
+            self.refuse(f"{token.text!r} is no number", token)
+
+    def integer(self) -> int:
+        """Takes a number without a fraction."""
+        token = self.take()
+        found = self.number(token) if token.kind == "number" else None
+        if not isinstance(found, Integer):
+            self.refuse(f"expected an integer, found {token.text!r}", token)
+        return found.value
+
     def offset(self) -> int:
         """The value of `+ a - b ...`, 0 if there is nothing of the kind."""
         total = 0
@@ -86,8 +101,11 @@ class Cursor:
         """The value of a constant expression (PTX ISA 4.5.4)."""
         value = self._unary()
         while (found := BINARY.get(self.next.text)) and found[0] > least:
-            self.take()
-            value = int(found[1](value, self.expression(found[0])))
+            token = self.take()
+            other = self.expression(found[0])
+            if not _has_result(token.text, other):
+                self.refuse(f"the constant expression {value} {token.text} {other}", token)
+            value = int(found[1](value, other))
         # An operand is no sequence, and `|` joins two results: it begins above these operators.
         if least in (0, 3) and self.accept("?"):
             chosen = self.expression()
@@ -116,7 +134,14 @@ class Cursor:
         if token.text in CONSTANTS:
             return CONSTANTS[token.text]
         if token.kind == "number":
-            number = number_of(token.text)
+            number = self.number(token)
             if isinstance(number, Integer):
                 return number.value
         self.refuse(f"expected an integer constant, found {token.text!r}", token)
+
+
+def _has_result(operator: str, second: int) -> bool:
+    """Whether an operator of constant expressions has one with this second operand."""
+    if operator in ("<<", ">>"):
+        return 0 <= second < 64
+    return second != 0 or operator not in ("/", "%")

@@ -27,13 +27,14 @@ from .ptx_syntax import (
     Variable,
     Vector,
 )
-from .ptx_tokens import number_of
 
 IN_REGISTER = "%register"
 """Behind the names of variables that stand for parameters in registers."""
 
 _SPACES = {".global", ".const", ".shared", ".local", ".param"}
 _LINKAGE = {".visible", ".extern", ".weak", ".common"}
+_MOST_REGISTERS = 1 << 20
+"""Registers of one declaration `%r<N>`."""
 _LINE_DIRECTIVES = {".file", ".loc"}
 _SKIPPED_FUNCTION_DIRECTIVES = {".noreturn", ".abi_preserve", ".abi_preserve_control", ".unified"}
 
@@ -66,8 +67,11 @@ class _Parser(Cursor):
         name = self.next.text
         if name == ".version":
             self.take()
-            major, _, minor = self.take().text.partition(".")
-            self._module.version = (int(major), int(minor or 0))
+            token = self.take()
+            major, _, minor = token.text.partition(".")
+            if not (major.isdecimal() and minor.isdecimal()):
+                self.refuse(f"{token.text!r} is no version", token)
+            self._module.version = (int(major), int(minor))
         elif name == ".target":
             self.take()
             self._module.target = self.word()
@@ -75,7 +79,7 @@ class _Parser(Cursor):
                 self.take()
         elif name == ".address_size":
             self.take()
-            self._module.address_bits = int(self.take().text)
+            self._module.address_bits = self.integer()
         elif name in _LINE_DIRECTIVES:
             self.skip_line()
         elif name == ".section":
@@ -116,7 +120,7 @@ class _Parser(Cursor):
             token = self.take()
             name = token.text[1:]
             if name == "align":
-                align = int(self.take().text)
+                align = self.integer()
             elif name in ("v2", "v4", "v8"):
                 count = int(name[1:])
             elif name == "attribute":
@@ -171,11 +175,26 @@ class _Parser(Cursor):
             name = self.word()
             return Symbol(name, self.offset())
         if self.next.kind == "number":
-            value_of = number_of(self.next.text)
+            value_of = self.number(self.next)
             if isinstance(value_of, FloatBits):
                 self.take()
                 return value_of.bits
+            if self.tokens[self.at + 1].text == "(":
+                return self._byte_of_address(value_of.value)
         return self.expression()
+
+    def _byte_of_address(self, mask: int) -> Symbol:
+        """`0xFF00(name)`: the byte of an address that a mask selects."""
+        token = self.take()
+        shift = mask.bit_length() - 8
+        if shift % 8 or mask != 0xFF << shift or shift > 56:
+            self.refuse(f"the mask {token.text} selects no byte of an address", token)
+        self.take("(")
+        value = self._initial_value()
+        self.take(")")
+        if not isinstance(value, Symbol):
+            self.refuse("a mask selects a byte of the address of a variable", token)
+        return replace(value, shift=shift)
 
     # -- functions ------------------------------------------------------------------------------
 
@@ -234,7 +253,7 @@ class _Parser(Cursor):
         ):
             values = []
             while self.next.kind == "number":
-                values.append(int(self.take().text))
+                values.append(self.integer())
                 self.accept(",")
             function.limits[name] = tuple(values)
         else:
@@ -324,7 +343,10 @@ class _Parser(Cursor):
             name = self.word()
             names = [name]
             if self.accept("<"):
-                names = [f"{name}{number}" for number in range(self.expression(7))]
+                count_of = self.expression(7)
+                if not 0 < count_of <= _MOST_REGISTERS:
+                    self.refuse(f"{count_of} registers of one name")
+                names = [f"{name}{number}" for number in range(count_of)]
                 self.take(">")
             for each in names:
                 if count == 1:
@@ -466,18 +488,20 @@ class _Parser(Cursor):
     def _constant(self) -> Operand:
         negative = self.next.text == "-" and self.tokens[self.at + 1]
         token = negative or self.next
-        if token.kind == "number" and isinstance(number := number_of(token.text), FloatBits):
+        if token.kind == "number" and isinstance(number := self.number(token), FloatBits):
             self.at += 2 if negative else 1
             sign = 1 << (number.width - 1) if negative else 0
             return FloatBits(number.bits ^ sign, number.width)
         return Integer(self.expression(3))  # `|` separates two results
 
     def _list(self, opening: str, closing: str) -> Vector:
-        self.take(opening)
+        first = self.take(opening)
         items: list[Operand] = []
         while not self.accept(closing):
             items.append(self._operand())
             self.accept(",")
+        if opening == "{" and not items:
+            self.refuse("a vector without elements", first)
         return Vector(tuple(items))
 
     def _address(self) -> Address:

@@ -63,10 +63,15 @@ class FloatBits:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """The name of a variable or function, with a byte offset."""
+    """The name of a variable or function, with a byte offset.
+
+    Attributes:
+        shift: in an initial value, the bits of the address below those that are taken.
+    """
 
     name: str
     offset: int = 0
+    shift: int = 0
 
 
 @dataclass(frozen=True, slots=True)

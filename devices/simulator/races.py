@@ -43,6 +43,8 @@ class RaceDetector(Clocks):
         self._read: Array = np.zeros((granules, self._stride), np.int32)
         # Who claims a place within one instruction; without meaning between instructions.
         self._claims: Array = np.zeros(size, np.int16)
+        # Each warp's last access to the shared memory of other CTAs, by these.
+        self._remote: Array = np.zeros((machine.shape.ctas, self._width), np.int32)
         # The same as `_read` of strong reads and writes; made by the first one.
         self._strong: tuple[Array, Array] | None = None
         self.reset()
@@ -51,6 +53,7 @@ class RaceDetector(Clocks):
         super().reset()
         self._written[:] = 0
         self._read[:] = 0
+        self._remote[:] = 0
         self._strong = None
 
     # -- accesses -------------------------------------------------------------------------------
@@ -106,6 +109,30 @@ class RaceDetector(Clocks):
             if done:
                 marks.reshape(-1)[places * self._stride + actor] = now
 
+    def note_remote(self, rows: Array, offsets: Array) -> None:
+        """Notes accesses of warps to offsets, of which those in other CTAs must outlive them."""
+        machine = self._machine
+        ctas = offsets // machine.shared.size
+        away = ctas != machine.row_cta[rows]
+        if away.any():
+            rows = rows[away]
+            actor = self._actor[rows]
+            self._remote[ctas[away], actor] = self._clock[rows, actor]
+
+    def check_end(self, cta: int) -> None:
+        """Checks that a CTA of the wave ends after all that others do in its shared memory.
+
+        Raises:
+            RaceError: none of its warps knows that an access is over.
+        """
+        machine = self._machine
+        known = self._clock[machine.row_cta == cta, : self._width].max(axis=0)
+        late = np.flatnonzero(self._remote[cta] > known)
+        if len(late):
+            rank, warp = divmod(int(late[0]), machine.shape.cta_warps)
+            told = f"the CTA ends, and nothing orders its end behind an access of warp {warp} of "
+            raise RaceError(f"{told}CTA {rank} of the cluster to its shared memory")
+
     # -- checks ---------------------------------------------------------------------------------
 
     def _places(self, group: Group, offsets: Array, total: int) -> tuple[Array, Array]:
@@ -117,6 +144,8 @@ class RaceDetector(Clocks):
         if active is not None:
             chosen = active.ravel()
             rows, flat = rows[chosen], flat[chosen]
+        if self._machine.shape.cluster_size > 1:
+            self.note_remote(rows, flat)
         first = flat // GRANULE
         if width == 1:
             return rows, first

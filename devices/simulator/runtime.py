@@ -210,7 +210,7 @@ class SimulatorRuntime:
 @lru_cache(maxsize=64)
 def _linked(text: bytes, entry: str) -> Program:
     """The program of a kernel; the same one for the same text, which takes long to read."""
-    return link(parse(text.decode().rstrip("\0")), entry)
+    return link(parse(text.decode(errors="replace").rstrip("\0")), entry)
 
 
 @lru_cache(maxsize=64)
@@ -245,7 +245,7 @@ def _initial_bytes(variable: Variable, addresses: dict[str, int]) -> bytes:
         if isinstance(value, Symbol):
             if value.name not in addresses:
                 raise HummingError(f"{variable.name} holds the address of {value.name}")
-            number = addresses[value.name] + value.offset
+            number = addresses[value.name] + value.offset >> value.shift
         assert isinstance(number, int)
         data += (number & ((1 << 8 * width) - 1)).to_bytes(width, "little")
     return data

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .errors import AsyncHazardError, BarrierError, BoundsError
+from .errors import AsyncHazardError, BarrierError, BoundsError, RaceError
 from .groups import Array, Group
 from .memory import Bytes, Space, active_range, check_alignment, fault, padded
 
@@ -32,6 +32,7 @@ class SharedMemory(Space):
         in_flight: number of such writes altogether.
         held: for each piece of 16 bytes, how many asynchronous operations may still read it.
         reads_in_flight: number of such operations altogether.
+        ended: bool [CTAs], those all of whose threads have exited.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class SharedMemory(Space):
         self.in_flight = 0
         self.held = np.zeros(len(data) // PIECE, np.uint16)
         self.reads_in_flight = 0
+        self.ended = np.zeros(ctas, np.bool_)
         # Where barrier objects are, by pieces of 8 bytes, and how many there are.
         self._objects = np.zeros(len(data) // _OBJECT, np.bool_)
         self._object_count = 0
@@ -66,6 +68,7 @@ class SharedMemory(Space):
         self.in_flight = 0
         self.held.fill(0)
         self.reads_in_flight = 0
+        self.ended.fill(False)
         self._objects.fill(False)
         self._object_count = 0
 
@@ -219,7 +222,14 @@ class SharedMemory(Space):
         cta = self._first[group.rows][:, None] + rank.astype(np.int64) if cluster else None
         cta = self._cta[group.rows][:, None] if cta is None else cta
         offsets: Array = cta * self.size + window.astype(np.int64)
-        return offsets if group.mask is None else np.where(group.mask, offsets, 0)
+        if group.mask is not None:
+            offsets = np.where(group.mask, offsets, 0)
+        if cluster and self.ended.any():
+            gone = self.ended[offsets // self.size] & group.active()
+            if gone.any():
+                told = "an access to shared memory of a CTA that has ended"
+                raise fault(RaceError, told, group, gone)
+        return offsets
 
     def _outside(self, address: int, total: int, writing: bool) -> str:
         verb = "a store of" if writing else "a load of"

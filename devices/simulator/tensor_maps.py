@@ -122,6 +122,22 @@ class TensorMap:
         return self.element.bits < 8 or self.swizzle > 3
 
     @property
+    def not_simulated(self) -> str:
+        """Why copies by it are not executed, although there are such maps; empty if they are."""
+        if _SWIZZLES <= self.swizzle <= 6:
+            return f"tensor maps with the swizzle {self.swizzle} are not simulated"
+        if self.interleave:
+            return f"tensor maps with the interleave {self.interleave} are not simulated"
+        if self.dtype.startswith("tfloat32"):
+            return "the rounding of tensor maps of type tfloat32 is not simulated"
+        if 0 < self.swizzle < _SWIZZLES and self.row_bytes < self.swizzling.span_bytes:
+            return (
+                f"rows of {self.row_bytes} bytes in the swizzle {self.swizzling.name} are not "
+                "simulated: how they lie in shared memory is not documented"
+            )
+        return ""
+
+    @property
     def counts(self) -> tuple[int, ...]:
         """Elements of each dimension that a copy moves; channels and pixels of im2col."""
         if self.corners:

@@ -16,6 +16,7 @@ tensor_maps = importlib.import_module("humming.devices.simulator.tensor_maps")
 _PTX_VERSION, _GUARD_BYTES, _PATIENCE_S = "9.0", 4096, 60.0
 # A start of a process takes seconds, on a busy machine many.
 _START_PATIENCE_S = 300.0
+_END_PATIENCE_S = 10.0
 # After these a process has to be started anew to use the card again.
 _STICKY = (
     "LAUNCH_FAILED",
@@ -331,7 +332,7 @@ class CardProcess:
         """As `Card.run`."""
         if self._process is None:
             self._start()
-        with contextlib.suppress(BrokenPipeError):  # whose reason the answer is
+        with contextlib.suppress(ConnectionError):  # whose reason the answer is
             self._pipe.send((text, entry, list(places), launch))
         found: list[np.ndarray] = self._answer()
         return found
@@ -340,7 +341,8 @@ class CardProcess:
         """End the process."""
         if self._process is not None:
             self._process.kill()
-            self._process.join()
+            # What waits for the driver in the kernel of the system may outlive its death.
+            self._process.join(_END_PATIENCE_S)
             self._pipe.close()
             self._process = None
 

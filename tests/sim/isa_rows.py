@@ -136,6 +136,10 @@ ROWS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("mbarrier.test_wait.shared.b64 p, [r0], d0;", _from(80)),
     ("mbarrier.try_wait.parity.shared.b64 p, [r0], 0;", _from(90)),
     ("mbarrier.arrive.expect_tx.shared.b64 d0, [r0], 16;", _from(90)),
+    ("mbarrier.arrive.shared.b64 d0, [r0];", _from(80)),
+    ("mbarrier.arrive.shared.b64 d0, [r0], 2;", _from(90)),
+    ("mbarrier.arrive_drop.shared.b64 d0, [r0], 2;", _from(90)),
+    ("mbarrier.arrive.noComplete.shared.b64 d0, [r0], 2;", _from(80)),
     (f"{_BULK}.shared::cluster.global.{_BYTES} [r0], [d0], 16, [r1];", _from(90)),
     (f"{_BULK}.global.shared::cta.bulk_group [d0], [r0], 16;", _from(90)),
     (
@@ -148,6 +152,7 @@ ROWS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("fence.proxy.async;", _from(90)),
     ("fence.mbarrier_init.release.cluster;", _from(90)),
     ("tensormap.replace.tile.rank.global.b1024.b32 [d0], 1;", ("90a", *BLACKWELL)),
+    (f"st.async.{_BYTES}.b32 [r0], r1, [r2];", _from(90)),
     (f"st.async.shared::cluster.{_BYTES}.b32 [r0], r1, [r2];", _from(90)),
     (f"red.async.relaxed.cluster.shared::cluster.{_BYTES}.add.u32 [r0], r1, [r2];", _from(90)),
     # clusters and scheduling

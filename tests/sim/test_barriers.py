@@ -269,3 +269,15 @@ def test_ctas_count_themselves_in_global_memory(run_ptx: Callable[..., Any], see
     run_ptx(body, buffers, grid=12, seed=seed, wave_warps=4)
     assert counter[0] == 0
     assert out.tolist() == [66 + 12 * t for t in range(32)]
+
+
+@pytest.mark.parametrize("wait", ["test_wait", "try_wait"])
+@pytest.mark.parametrize("parity", [2, 3])
+def test_parity_is_zero_or_one(run_ptx: Any, wait: str, parity: int) -> None:
+    """9.7.13.15.16."""
+    body = f"""
+      .reg .b32 s; .reg .pred p; .shared .align 8 .b64 bar; mov.u32 s, bar;
+      mbarrier.init.shared.b64 [s], 1; mbarrier.{wait}.parity.shared.b64 p, [s], {parity};
+    """
+    with pytest.raises(errors.UndefinedBehaviorError, match=f"the parity {parity} of a phase"):
+        run_ptx(body, {"out": np.zeros(1, np.uint32)}, block=1)

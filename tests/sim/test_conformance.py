@@ -352,6 +352,27 @@ def test_a_card_that_can_not_be_used_is_named() -> None:
         CardProcess(faulty_cards.NoCard)
 
 
+def test_a_process_that_is_not_there_any_more(card_process: CardProcess, monkeypatch: Any) -> None:
+    """Whatever sending to it raises, the answer tells; one that does not end is left behind."""
+    waited = []
+    join = type(card_process._process).join
+
+    def refuse(*_: Any) -> None:
+        raise ConnectionResetError
+
+    def note(process: Any, timeout: float | None = None) -> None:
+        waited.append(timeout)
+        join(process, timeout)
+
+    monkeypatch.setattr(type(card_process._process), "join", note)
+    card_process._process.kill()
+    card_process._process.join(60)
+    monkeypatch.setattr(type(card_process._pipe), "send", refuse)
+    with pytest.raises(CardError, match="has died"):
+        card_process.run("works", "test", [], Launch((1, 1, 1), (32, 1, 1), b"", (1, 1, 1), 0))
+    assert None not in waited
+
+
 # -- known differences ----------------------------------------------------------------------------
 
 

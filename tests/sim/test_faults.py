@@ -122,6 +122,25 @@ def test_vector_access_over_the_end(fault: Any) -> None:
     fault("BoundsError", "16 bytes at global address", body)
 
 
+@pytest.mark.parametrize(
+    "text", ["atom.global.add.u32 v, [at+256], 1;", "red.add.u32 [at+256], 1;"]
+)
+def test_atomic_operation_behind_the_end(fault: Any, text: str) -> None:
+    fault("BoundsError", "^an atomic operation of 4 bytes at .* offset 256 of out", text)
+
+
+def test_atomic_operation_outside_of_shared_memory(fault: Any) -> None:
+    fault("BoundsError", "^an atomic operation of 4 bytes", "red.shared.add.u32 [s+1024], 1;")
+
+
+@pytest.mark.parametrize(
+    "text", ["prefetch.global.L2 [base];", "prefetch.L1 [base];", "prefetchu.L1 [base];"]
+)
+def test_hint_of_an_undefined_address(fault: Any, text: str) -> None:
+    body = ".reg .b64 other;" + text.replace("base", "other")
+    fault("PoisonError", "the address is undefined", body)
+
+
 def test_access_to_no_allocation(fault: Any) -> None:
     fault("BoundsError", "lies in no allocation", "mov.u64 at, 0; ld.global.u32 v, [at+64];")
 
@@ -224,9 +243,17 @@ def test_sources_of_size_zero_are_not_read(run_ptx: Any) -> None:
     assert not out.any()
 
 
+def test_source_larger_than_the_copy(fault: Any) -> None:
+    """9.7.9.25.3.1: the size of the source is not greater than that of the copy."""
+    body = "setp.eq.u32 p, t, 37; selp.u32 w, 17, 16, p;"
+    body += COPY.replace("[at], 16;", "[at], 16, w;")
+    error = fault("UndefinedBehaviorError", "more than the 16 bytes", body, **SOURCE)
+    assert (error.where.warp, error.where.lane) == (1, 5)
+
+
 def test_reading_before_the_wait(fault: Any) -> None:
     error = fault("AsyncHazardError", "may still write", COPY + "ld.shared.u32 v, [s];", **SOURCE)
-    assert error.where.text == "ld.shared.u32 v, [s];" or "ld.shared" in error.where.text
+    assert error.where.text == "ld.shared.u32 v, [s];"
 
 
 def test_waiting_for_too_few_groups(fault: Any) -> None:
@@ -359,6 +386,23 @@ def test_barrier_with_two_counts(fault: Any) -> None:
       bar.sync 1, 64; bra E; L: bar.sync 1, 96; E:
     """
     fault("BarrierError", "is used with", body, block=96)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("bar.red.and.pred q, 1, p", "bar.red.or.pred q, 1, p"),
+        ("bar.red.popc.u32 v, 1, p", "bar.red.or.pred q, 1, p"),
+        ("bar.red.and.pred q, 1, p", "bar.sync 1"),
+        ("bar.sync 1, 64", "bar.red.popc.u32 v, 1, 64, p"),
+        ("bar.red.and.pred q, 1, 64, p", "bar.arrive 1, 64"),
+        ("bar.arrive 1, 64", "bar.red.or.pred q, 1, 64, p"),
+    ],
+)
+def test_barrier_for_two_purposes(fault: Any, first: str, second: str) -> None:
+    """9.7.13.1: while a barrier is active, reductions do not mix with anything else."""
+    body = f".reg .pred q; setp.lt.u32 p, t, 32; @p {first}; @!p {second};"
+    fault("BarrierError", "at which others have arrived by bar", body, block=64)
 
 
 def test_barrier_count_that_is_no_multiple_of_32(fault: Any) -> None:

@@ -307,7 +307,36 @@ def test_box_that_does_not_fit(fault: Any) -> None:
 
 def test_rows_shorter_than_the_swizzle(fault: Any) -> None:
     encoded = tensor_map(aligned((32, 64), np.uint8), "uint8", (64, 32), swizzle=3)
-    fault("UndefinedBehaviorError", "rows of 64 bytes in the swizzle 128B", TENSOR, encoded, 0)
+    fault("UnknownInstructionError", "rows of 64 bytes in the swizzle 128B", TENSOR, encoded, 0)
+
+
+def test_elements_that_are_not_simulated(fault: Any) -> None:
+    encoded = tensor_map(aligned((16, 32), np.float32), "tfloat32", (32, 16))
+    fault("UnknownInstructionError", "tfloat32 is not simulated", TENSOR, encoded, 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        " [s], [m, {s, s, s}], [s];",
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        " [s], [m, {s, s}], [s];",
+        "cp.async.bulk.tensor.1d.global.shared::cta.bulk_group [m, {s, s}], [s];",
+        "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.bulk_group [m, {s, s}], [s];",
+        "cp.async.bulk.prefetch.tensor.2d.L2.global [m, {s}];",
+        "cp.async.bulk.tensor.3d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+        " [s], [m, {s, s, s, s}], [s], {h, h};",
+    ],
+)
+def test_coordinates_of_other_dimensions(run_ptx: Any, text: str) -> None:
+    """Found when the kernel is loaded, as by ptxas."""
+    body = f"""
+      .reg .b64 m; .reg .b32 s; .reg .b16 h; .reg .pred p; .shared .align 128 .b8 tile[128];
+      setp.ne.u32 p, 0, 0; @!p exit; {text}
+    """
+    with pytest.raises(errors.UnknownInstructionError, match="coordinates of a tensor of"):
+        run_ptx(body, {"map": aligned(128, np.uint8)})
 
 
 def test_changed_map_without_an_acquire(fault: Any) -> None:

@@ -331,3 +331,16 @@ def test_param_addresses_in_registers(run_ptx: Callable[..., Any]) -> None:
     out = np.zeros(2, np.uint64)
     run_ptx(body, {"out": out}, scalars=(77, 99))
     assert out.tolist() == [99, 77]
+
+
+def test_bytes_of_addresses(run_ptx: Any) -> None:
+    """5.4.4: masks select bytes of an address in an initial value."""
+    masks = ", ".join(f"{0xFF << 8 * byte:#x}(target)" for byte in range(8))
+    declarations = f".global .align 4 .u32 target = 77; .global .align 8 .b8 place[] = {{{masks}}};"
+    body = """
+      .reg .b64 at, base; .reg .b32 v; ld.param.u64 base, [p0];
+      ld.global.u64 at, [place]; ld.global.u32 v, [at]; st.global.u32 [base], v;
+    """
+    out = np.zeros(1, np.uint32)
+    run_ptx(body, {"out": out}, declarations=declarations, block=1)
+    assert out[0] == 77

@@ -1,8 +1,10 @@
 """Distributed shared memory: remote accesses, barriers and asynchronous stores."""
 
+from typing import Any
+
 import numpy as np
 import pytest
-from hopper_kernels import aligned, placed, run
+from hopper_kernels import aligned, errors, placed, run
 
 SEEDS = [None, 2, 9]
 
@@ -154,3 +156,85 @@ def test_requests_for_other_clusters_fail() -> None:
     out = aligned((3, 32), np.uint32)
     run(source, out, grid=3, block=32, arch="sm_100a")
     assert (out == 5).all()
+
+
+# -- shared memory of CTAs that end ---------------------------------------------------------------
+
+OTHERS = """
+  .reg .b32 t, r, w, v, s; .reg .b64 base, at; .reg .pred p, first;
+  .shared .align 16 .b8 tile[128]; .shared .align 8 .b64 bar;
+  mov.u32 t, %tid.x; mov.u32 r, %cluster_ctarank; ld.param.u64 base, [p0];
+  setp.eq.u32 first, t, 0; setp.eq.u32 p, r, 0;
+  mad.wide.u32 at, r, 32, base; mov.u32 s, bar; @first mbarrier.init.shared.b64 [s], 1;
+  mov.u32 s, tile; mad.lo.u32 s, t, 4, s; st.shared.u32 [s], t;
+  barrier.cluster.arrive; barrier.cluster.wait;
+  mapa.shared::cluster.u32 w, s, 1;
+"""
+ACCESSES = {
+    "load": "ld.shared::cluster.u32 v, [w];",
+    "store": "st.shared::cluster.u32 [w], t;",
+    "volatile": "ld.volatile.shared::cluster.u32 v, [w];",
+    "atom": "atom.relaxed.cluster.shared::cluster.add.u32 v, [w], 1;",
+    "red": "red.relaxed.cluster.shared::cluster.add.u32 [w], 1;",
+    "arrive": "mov.u32 s, bar; mapa.shared::cluster.u32 w, s, 1;"
+    "@first mbarrier.arrive.release.cluster.shared::cluster.b64 _, [w];",
+}
+every_access = pytest.mark.parametrize("text", ACCESSES.values(), ids=ACCESSES)
+
+
+@every_access
+def test_access_to_a_cta_that_has_ended(run_ptx: Any, text: str) -> None:
+    """Without a barrier of the cluster at its end a CTA may be gone when others still access it."""
+    body = f"{OTHERS} @!p exit;\n{text}\n st.global.u32 [at], t;"
+    with pytest.raises(errors.RaceError, match="of a CTA that has ended") as caught:
+        run_ptx(body, {"out": np.zeros(64, np.uint32)}, grid=2, cluster=(2, 1, 1))
+    assert caught.value.where.cta == (0, 0, 0)
+
+
+@every_access
+def test_end_that_nothing_orders_behind_an_access(run_ptx: Any, text: str) -> None:
+    """The other CTA lives on for a while, and does not know for how long it must."""
+    body = f"{OTHERS} @!p bra L;\n{text}\n bra E;\n L: nanosleep.u32 9; nanosleep.u32 9; E: exit;"
+    with pytest.raises(errors.RaceError, match=r"CTA (that has ended|ends, and nothing orders)"):
+        run_ptx(body, {"out": np.zeros(64, np.uint32)}, grid=2, cluster=(2, 1, 1))
+
+
+@every_access
+def test_end_behind_a_barrier_of_the_cluster(run_ptx: Any, text: str) -> None:
+    body = f"{OTHERS} @!p bra L;\n{text}\n L:"
+    body += "barrier.cluster.arrive; barrier.cluster.wait;"
+    run_ptx(body, {"out": np.zeros(64, np.uint32)}, grid=2, cluster=(2, 1, 1))
+
+
+def test_end_behind_the_arrival_that_it_waits_for(run_ptx: Any) -> None:
+    body = f"""{OTHERS} @!p bra W; {ACCESSES["store"]} bar.warp.sync 0xffffffff;
+      {ACCESSES["arrive"]} exit;
+      W: mov.u32 s, bar; mbarrier.try_wait.parity.acquire.cluster.shared.b64 p, [s], 0; @!p bra W;
+    """
+    run_ptx(body, {"out": np.zeros(64, np.uint32)}, grid=2, cluster=(2, 1, 1))
+
+
+@pytest.mark.parametrize("generic", [True, False])
+def test_asynchronous_operations_by_generic_addresses(run_ptx: Any, generic: bool) -> None:
+    """9.7.9.12: without a state space addresses are generic; those of shared memory are meant."""
+    window = "cvta.shared.u64 x, x; cvta.shared.u64 y, y;" if generic else ""
+    body = f"""
+      .reg .b32 s, v; .reg .b64 x, y, st, base; .reg .pred p;
+      .shared .align 8 .b64 bar; .shared .align 8 .b32 cell; ld.param.u64 base, [p0];
+      mov.u32 s, bar; mbarrier.init.shared.b64 [s], 1; fence.mbarrier_init.release.cluster;
+      mov.u64 x, cell; mov.u64 y, bar; {window}
+      mbarrier.arrive.expect_tx.shared.b64 st, [s], 4;
+      st.async.mbarrier::complete_tx::bytes.u32 [x], 41, [y];
+      L: mbarrier.try_wait.parity.shared.b64 p, [s], 0; @!p bra L;
+      mbarrier.arrive.expect_tx.shared.b64 st, [s], 4;
+      red.async.relaxed.cluster.mbarrier::complete_tx::bytes.add.u32 [x], 1, [y];
+      M: mbarrier.try_wait.parity.shared.b64 p, [s], 1; @!p bra M;
+      ld.shared.u32 v, [cell]; st.global.u32 [base], v;
+    """
+    out = np.zeros(1, np.uint32)
+    if not generic:
+        with pytest.raises(errors.UndefinedBehaviorError, match="generic address of no shared"):
+            run_ptx(body, {"out": out}, block=1)
+        return
+    run_ptx(body, {"out": out}, block=1)
+    assert out[0] == 42

@@ -49,10 +49,13 @@ def multiply(
     tail: str,
     b_step: int = 0,
     change: str = "",
+    in_flight: str = "",
+    defined: bool = True,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(accumulators before, accumulators behind) of one product, both [64, N].
 
-    The metadata of the threads lies behind A. `change` is what threads do behind the fence.
+    The metadata of the threads lies behind A. `change` is what threads do behind the fence,
+    `in_flight` ahead of the wait; unless they are `defined`, the metadata are never read.
     """
     kind, a_kind, b_kind = kinds
     half = kind == "f16"
@@ -71,7 +74,9 @@ def multiply(
     opcode = f"wgmma.mma_async.sp.sync.aligned.m64n{n}k{K[a_kind]}.{kind}.{a_kind}.{b_kind}"
     body = product_body(opcode, count, kind, words, len(b.image) // 4, tail, in_registers)
     load = f".reg .b32 e; mad.wide.u32 at, t, 4, pa; ld.global.u32 e, [at+{image.size}];"
+    load = load if defined else ".reg .b32 e;"
     body = body.replace(FENCE, f"{load} {FENCE} {change}")
+    body = body.replace("wgmma.wait_group", f"{in_flight} wgmma.wait_group")
     body = body.replace("descriptor_b, adds", f"descriptor_b, e, {sparse.selector}, adds")
     out = aligned(before.shape, before.dtype)
     run_ptx(
@@ -197,6 +202,19 @@ def test_metadata_written_behind_the_fence(run_ptx: Any, rng: np.random.Generato
     sparse = Sparse(rng, "f16", 0, INCREASING)
     with pytest.raises(errors.UndefinedBehaviorError, match="written since the last"):
         of_halves(run_ptx, rng, sparse, change="xor.b32 e, e, 0xcc;")
+
+
+def test_metadata_written_before_the_wait(run_ptx: Any, rng: np.random.Generator) -> None:
+    sparse = Sparse(rng, "f16", 0, INCREASING)
+    told = "the register e of an operand has been written before a wait covered it"
+    with pytest.raises(errors.AsyncHazardError, match=told):
+        of_halves(run_ptx, rng, sparse, in_flight="xor.b32 e, e, 0xcc;")
+
+
+def test_undefined_metadata(run_ptx: Any, rng: np.random.Generator) -> None:
+    sparse = Sparse(rng, "f16", 0, INCREASING)
+    with pytest.raises(errors.PoisonError, match="metadata"):
+        of_halves(run_ptx, rng, sparse, defined=False)
 
 
 def test_rows_of_the_swizzle_that_are_shorter_than_k(

@@ -14,6 +14,8 @@ from . import floating, poison
 
 INTEGERS = ("u16", "u32", "u64", "s16", "s32", "s64", "u16x2", "s16x2")
 _CARRY = Register("%carry", "pred")
+_WORDS = ("u32", "s32", "u64", "s64")
+"""Types of additions with a carry."""
 
 
 def _kind(d: Decoder) -> str:
@@ -38,7 +40,7 @@ def add(d: Decoder) -> Step:
 @instruction("addc", "subc")
 def add_with_carry(d: Decoder) -> Step:
     """PTX ISA 9.7.2.2 and .4."""
-    kind = d.modifiers.one_of("u32", "s32", "u64", "s64")
+    kind = d.modifiers.one_of(*_WORDS)
     d.expect(3)
     return _with_carry(d, kind, takes=True, gives=d.modifiers.flag("cc"))
 
@@ -52,12 +54,11 @@ def _with_carry(d: Decoder, kind: str, takes: bool, gives: bool, factors: Any = 
         takes, gives: whether a carry comes in, and goes out.
         factors: the function whose result, of the first two operands, is added to the third.
     """
-    bits = int(kind[1:])
-    unsigned = f"u{bits}"
+    if kind not in _WORDS:
+        d.refuse(f"{d.opcode} with a carry is for words of 32 and 64 bits")
+    unsigned = f"u{kind[1:]}"
     minus = d.opcode.startswith("sub")
     target = d.target(0, unsigned)
-    if bits not in (32, 64):
-        d.refuse(f"{d.opcode} with a carry is for words of 32 and 64 bits")
     if factors is None:
         sources = [d.source(1, unsigned), d.source(2, unsigned)]
     else:

@@ -3,7 +3,9 @@
 import numpy as np
 
 from ..decoder import Decoder, Step, instruction
+from ..errors import UndefinedBehaviorError
 from ..groups import Group
+from ..memory import fault
 from ..ptx_syntax import Integer, Register
 from .data import require_defined
 from .memory import shared_addresses
@@ -35,8 +37,11 @@ def copy(d: Decoder) -> Step:
         taken = np.full(shape, total, np.uint64)
         if amount is not None:
             told = require_defined(amount, group, "the size of the source")
-            part = np.where(told, 0, total) if ignores else np.minimum(told, total)
+            part = np.where(told, 0, total) if ignores else told
             taken = np.broadcast_to(part, shape).astype(np.uint64)
+            if (beyond := (taken > total) & group.active()).any():
+                what = f"a source of more than the {total} bytes that cp.async copies"
+                raise fault(UndefinedBehaviorError, what, group, beyond)
         shared = machine.shared
         offsets = shared.place(group, to.read(group), total, True, False)
         shared.check_settled(group, offsets, total, "another asynchronous copy to")

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import numerics
 from ..decoder import Decoder, Step, instruction
-from ..errors import PoisonError
+from ..errors import BoundsError, PoisonError
 from ..global_memory import GlobalMemory
 from ..groups import Array, Group
 from ..locations import RELEASES, Released, released
@@ -95,6 +95,8 @@ def _build(d: Decoder, targets: list[Any], first: int) -> Step:
     size = TYPE_BITS[kind] // 8
     addresses = d.address(first)
     seconds = d.sources(first + 1, stored)
+    if len(seconds) != count:
+        d.refuse(f"{len(seconds)} operands for a vector of {count}")
     third = d.source(first + 2, stored) if operation == "cas" else None
     in_shared = _function(operation, kind)
     in_global = _flushed_sum if (operation, kind) == ("add", "f32") else in_shared
@@ -184,6 +186,14 @@ def _spaces(access: Access, group: Group, at: Array) -> list[tuple[Group, Array,
 
 def _places(access: Access, part: Group, space: Any, inner: Array, total: int) -> Array:
     """Offsets of the operation in a space; it must be settled and defined there."""
+    try:
+        return _settled(access, part, space, inner, total)
+    except BoundsError as error:
+        error.what = error.what.replace("a store", "an atomic operation", 1)
+        raise
+
+
+def _settled(access: Access, part: Group, space: Any, inner: Array, total: int) -> Array:
     if isinstance(space, SharedMemory):
         cluster = access.space in ("", "shared::cluster")
         offsets = space.place(part, inner, total, True, cluster)

@@ -8,7 +8,8 @@ from ..decoder import STOP, Decoder, Step, instruction
 from ..errors import UndefinedBehaviorError
 from ..groups import Array, Group
 from ..memory import fault
-from ..operands import CLEAN, Source
+from ..operands import Source
+from ..ptx_syntax import Integer
 from .data import require_defined
 from .memory import shared_addresses
 
@@ -74,7 +75,7 @@ def _sync(d: Decoder) -> Step:
     number = d.source(0, "u32")
     count = d.source(1, "u32") if len(d.operands) == 2 else None
     machine, pc = d.machine, d.pc
-    if number.register is CLEAN and count is None:
+    if isinstance(d.operands[0], Integer) and count is None:
         only = int(np.asarray(number.read(_NOBODY)))
         return lambda group: machine.barriers.arrive(group, pc, only, None)
 

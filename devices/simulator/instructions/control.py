@@ -264,7 +264,12 @@ def discard(d: Decoder) -> Step:
 
 @instruction("prefetch", "prefetchu", "applypriority")
 def hint(d: Decoder) -> Step:
-    """PTX ISA 9.7.9.14-17: hints to caches."""
+    """PTX ISA 9.7.9.14-17: hints to caches, of which only the address is checked."""
     d.modifiers.ignore("global", "local", "L1", "L2")
     d.modifiers.ignore_prefixes("L2::", "L1::", "tensormap", "const", "param")
-    return nothing
+    addresses = d.address(0)
+
+    def step(group: Group) -> None:
+        addresses.read(group)
+
+    return step
