@@ -37,12 +37,17 @@ class _Phase:
 
 
 class CtaBarriers:
-    """The 16 barriers of each CTA (PTX ISA "bar, barrier")."""
+    """The 16 barriers of each CTA (PTX ISA "bar, barrier").
+
+    Attributes:
+        meetings: how many of them have been completed.
+    """
 
     def __init__(self, machine: "Machine") -> None:
         self._machine = machine
         self._phases: dict[tuple[int, int], _Phase] = {}
         self._has_exited: set[int] = set()
+        self.meetings = 0
 
     def reset(self) -> None:
         """No thread is at a barrier."""
@@ -88,7 +93,7 @@ class CtaBarriers:
             arrived = np.bincount(ctas, minlength=shape.ctas)
             whole = (arrived == 0) | (arrived == shape.cta_warps)
             if whole.all() and (group.mask is None or self._all_exist(group)):
-                machine.progress += 1
+                self._met()
                 machine.mbarriers.publish(group.index)
                 if machine.races is not None:
                     machine.races.meet_ctas(arrived != 0)
@@ -99,6 +104,10 @@ class CtaBarriers:
                 group, pc, int(cta), number, count, waits, votes, reduction, target, ctas == cta
             )
         return STOP if waits else None
+
+    def _met(self) -> None:
+        self.meetings += 1
+        self._machine.progress += 1
 
     def _all_exist(self, group: Group) -> bool:
         return np.array_equal(group.active(), self._machine.exists[group.rows])
@@ -146,7 +155,7 @@ class CtaBarriers:
 
     def _release(self, phase: _Phase) -> None:
         machine = self._machine
-        machine.progress += 1
+        self._met()
         waiting = np.zeros_like(machine.live)
         for pc, lanes, target in phase.waiting:
             waiting |= lanes

@@ -157,6 +157,13 @@ class GlobalMemory(Space):
             return self._allocations[place]
         return None
 
+    def describe(self, address: int) -> str:
+        found = self.find(address)
+        told = super().describe(address)
+        if found is None:
+            return told
+        return f"{told}, offset {address - found.base} of {found.name or 'one buffer'}"
+
     def owners(self, group: Group, addresses: Array) -> list[Allocation]:
         """The allocations that checked addresses of a group's threads lie in."""
         least, greatest, _ = active_range(group, addresses)

@@ -16,8 +16,9 @@ class Options:
     Attributes:
         seed: for a random schedule; None is a fixed one that is fast.
         races: whether unordered accesses of two warps or CTAs to memory are errors.
-        patience: blocks that threads run while others that could run are waiting.
-        limit: blocks after which a wave is taken to be in an endless loop.
+        patience: basic blocks that threads run while others that could run are waiting.
+        max_basic_blocks: of the program, run by some threads, after which a wave is taken to be in an
+            endless loop.
         wave_warps: about how many warps run at the same time.
         sums: by which share of its bound, -1 to 1, the sums of tensor cores are moved; kernels
             must not rely on what these are more precisely.
@@ -28,7 +29,7 @@ class Options:
     seed: int | None = None
     races: bool = True
     patience: int = 256
-    limit: int = 5_000_000
+    max_basic_blocks: int = 5_000_000
     wave_warps: int = 128
     sums: float = 0.0
     sums_seed: int | None = None

@@ -25,10 +25,16 @@ def fault(kind: type[SimulationError], what: str, group: Group, bad: Lanes) -> S
 
 
 class Bytes:
-    """Bytes that are read and written in elements of 1 to 32 bytes, at offsets of any shape."""
+    """Bytes that are read and written in elements of 1 to 32 bytes, at offsets of any shape.
+
+    Attributes:
+        data: the bytes.
+        changes: how often they have been written.
+    """
 
     def __init__(self, data: Array) -> None:
         self.data = data
+        self.changes = 0
         self._views: dict[int, Array] = {}
 
     def _view(self, total: int) -> Array:
@@ -54,17 +60,20 @@ class Bytes:
         if count > 1 or size > 8:
             values = np.ascontiguousarray(values).view(self._view(total).dtype)[..., 0]
         self._view(total)[offsets // total] = values
+        self.changes += 1
 
     def fill(self, offsets: Array, total: int, value: int) -> None:
         """Writes the same byte to elements of `total` bytes."""
         view = self._view(total)
         view[offsets // total] = np.full(total, value, np.uint8).view(view.dtype)[0]
+        self.changes += 1
 
     def put_bytes(self, offsets: Array, data: Array) -> None:
         """Writes elements given as bytes [n, total]."""
         total = data.shape[1]
         view = self._view(total)
         view[offsets // total] = np.ascontiguousarray(data).view(view.dtype)[:, 0]
+        self.changes += 1
 
     def take_bytes(self, offsets: Array, total: int) -> Array:
         """Elements of `total` bytes, as bytes [n, total]."""
@@ -83,6 +92,10 @@ class Space:
 
     def __init__(self, name: str, memory: Bytes, shadow: Bytes | None) -> None:
         self.name, self.memory, self.shadow = name, memory, shadow
+
+    def describe(self, address: int) -> str:
+        """An address for messages, with what lies there."""
+        return f"{self.name} address {address:#x}"
 
     def locate(self, group: Group, addresses: Array, total: int, writing: bool) -> Array:
         """Offsets (int64) of accesses of `total` bytes; valid ones for inactive threads, too.

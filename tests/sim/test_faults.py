@@ -413,7 +413,12 @@ def test_value_of_a_thread_that_is_not_there(fault: Any) -> None:
 
 
 def test_endless_loop(fault: Any) -> None:
-    fault("DeadlockError", "did not end within", "L: bra L;", limit=1000)
+    fault("DeadlockError", "a loop that does not end", "L: bra L;")
+
+
+def test_endless_counting(fault: Any) -> None:
+    body = "mov.u32 v, 0; L: add.u32 v, v, 1; bra L;"
+    fault("DeadlockError", "within 1000 basic blocks", body, max_basic_blocks=1000)
 
 
 def test_trap(fault: Any) -> None:

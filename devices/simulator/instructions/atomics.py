@@ -100,10 +100,11 @@ def _build(d: Decoder, targets: list[Any], first: int) -> Step:
     in_global = _flushed_sum if (operation, kind) == ("add", "f32") else in_shared
     dtype = np.dtype(seconds[0].dtype)
     machine = d.machine
-    polls = bool(targets) and d.in_loop
+    pc, polls = d.pc, bool(targets) and d.in_loop
 
     def step(group: Group) -> None:
         at = addresses.read(group)
+        changed = False
         shape = (len(group), 32)
         operands = [
             np.broadcast_to(require_defined(s, group, "the operand"), shape) for s in seconds
@@ -132,11 +133,13 @@ def _build(d: Decoder, targets: list[Any], first: int) -> Step:
                     before = cell[place]
                     old[own, lane, place] = before
                     cell[place] = function(before, operands[place][own, lane], swap[own, lane])
+                    changed = changed or cell[place] != before
                 if order is not None:
                     order(int(part.index[row]), row, lane)
-        machine.progress += 1
+        # One that changes nothing lets nobody go on, as the attempts to get a lock.
+        machine.progress += changed
         if polls:
-            machine.schedule.yield_soon()
+            machine.polled(group, pc, at, True)
         for place, target in enumerate(targets):
             target.put(group, old[..., place])
 

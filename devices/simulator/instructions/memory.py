@@ -222,15 +222,16 @@ def load(d: Decoder) -> Step:
     frame = _frame_offset(machine, address)
     addresses = d.address(1)
     signed = np.dtype(f"i{size}") if kind[0] == "s" else None
-    polls = access.strong and d.in_loop
+    pc, repeats, polls = d.pc, d.in_loop, access.strong
 
     def step(group: Group) -> None:
+        at = addresses.read(group)
         if frame is None:
-            values, bad = access.load(group, addresses.read(group), size, access.count)
+            values, bad = access.load(group, at, size, access.count)
         else:
-            values, bad = machine.frames.load(group, addresses.read(group), size, access.count)
-        if polls:
-            machine.schedule.yield_soon()
+            values, bad = machine.frames.load(group, at, size, access.count)
+        if repeats:
+            machine.polled(group, pc, at, polls)
         if signed is not None:
             values = values.view(signed)
         if access.count == 1:
