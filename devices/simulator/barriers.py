@@ -1,6 +1,6 @@
 """Barriers: those of a CTA (`bar`, `barrier`) and barrier objects in shared memory (`mbarrier`)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from .clocks import Known
 from .decoder import STOP
 from .errors import BarrierError, RaceError, UndefinedBehaviorError
 from .groups import Array, Group, Lanes
+from .meetings import Waiting
 from .memory import fault
 from .operands import Target
 
@@ -25,6 +26,7 @@ MOST_BYTES = (1 << 20) - 1
 class _Phase:
     """A barrier of a CTA that some threads have reached."""
 
+    number: int
     expected: int
     counted: bool  # whether the instruction says how many threads, or it is all of the CTA
     arrived: int = 0
@@ -65,6 +67,7 @@ class CtaBarriers:
         votes: Array | None = None,
         reduction: str = "",
         target: Target | None = None,
+        places: Sequence[Waiting] = (),
     ) -> int | None:
         """Counts threads in, and lets them wait.
 
@@ -77,6 +80,7 @@ class CtaBarriers:
             votes: bool [n, 32], what `bar.red` combines.
             reduction: `popc`, `and` or `or`.
             target: what gets the result of `bar.red`.
+            places: where the threads wait, if not all of them do at `pc` with this target.
 
         Returns:
             What the step returns.
@@ -89,7 +93,7 @@ class CtaBarriers:
             told = f"{count} threads cannot meet at a barrier: a multiple of 32 is needed, at most"
             raise fault(BarrierError, f"{told} {32 * shape.cta_warps}", group, group.active())
         ctas = machine.row_cta[group.index]
-        if not self._phases and count is None and waits and votes is None:
+        if not self._phases and count is None and waits and votes is None and not places:
             arrived = np.bincount(ctas, minlength=shape.ctas)
             whole = (arrived == 0) | (arrived == shape.cta_warps)
             if whole.all() and (group.mask is None or self._all_exist(group)):
@@ -100,9 +104,20 @@ class CtaBarriers:
                 return None
         machine.mbarriers.publish(group.index)
         for cta in np.unique(ctas):
-            self._arrive(
-                group, pc, int(cta), number, count, waits, votes, reduction, target, ctas == cta
-            )
+            own = ctas == cta
+            phase = self._phase(group, int(cta), number, count, own)
+            self._arrive(group, pc, phase, own)
+            lanes = group.spread(np.broadcast_to(own[:, None], (len(group), 32)))
+            for at, there, result in places or [(pc, lanes, target)]:
+                if waits and (there & lanes).any():
+                    phase.waiting.append((at, there & lanes, result if votes is not None else None))
+                    machine.park(at, there & lanes)
+            if votes is not None:
+                phase.reduction = reduction
+                phase.votes.append(votes[group.active() & own[:, None]])
+            if phase.arrived == phase.expected:
+                del self._phases[int(cta), number]
+                self._release(phase)
         return STOP if waits else None
 
     def _met(self) -> None:
@@ -112,46 +127,30 @@ class CtaBarriers:
     def _all_exist(self, group: Group) -> bool:
         return np.array_equal(group.active(), self._machine.exists[group.rows])
 
-    def _arrive(
-        self,
-        group: Group,
-        pc: int,
-        cta: int,
-        number: int,
-        count: int | None,
-        waits: bool,
-        votes: Array | None,
-        reduction: str,
-        target: Target | None,
-        own: Lanes,
-    ) -> None:
-        machine = self._machine
-        rows = group.index[own]
+    def _phase(
+        self, group: Group, cta: int, number: int, count: int | None, own: Lanes
+    ) -> _Phase:
+        """The barrier at which threads of a group, those of `own` [n], arrive."""
         if count is None and cta in self._has_exited:
             told = f"barrier {number} waits for all warps of the CTA, one of which has exited"
             raise fault(BarrierError, told, group, group.active() & own[:, None])
-        expected = 32 * machine.shape.cta_warps if count is None else count
-        phase = self._phases.setdefault((cta, number), _Phase(expected, count is not None))
+        expected = 32 * self._machine.shape.cta_warps if count is None else count
+        phase = self._phases.setdefault((cta, number), _Phase(number, expected, count is not None))
         if (phase.expected, phase.counted) != (expected, count is not None):
             told = f"barrier {number} is used with {expected} and with {phase.expected} threads"
             raise fault(BarrierError, told, group, group.active() & own[:, None])
+        return phase
+
+    def _arrive(self, group: Group, pc: int, phase: _Phase, own: Lanes) -> None:
+        rows = group.index[own]
         phase.arrived += 32 * len(rows)
         phase.last = (pc, int(rows[-1]), int(group.active()[own][-1].argmax()))
-        if machine.races is not None:
-            phase.known = machine.races.release(rows).joined(phase.known)
-        if phase.arrived > expected:
-            told = f"{phase.arrived} threads arrive at barrier {number}, which is for {expected}"
+        if self._machine.races is not None:
+            phase.known = self._machine.races.release(rows).joined(phase.known)
+        if phase.arrived > phase.expected:
+            told = f"{phase.arrived} threads arrive at barrier {phase.number}, which is for"
+            told += f" {phase.expected}"
             raise fault(BarrierError, told, group, group.active() & own[:, None])
-        lanes = group.spread(np.broadcast_to(own[:, None], (len(group), 32)))
-        if waits:
-            phase.waiting.append((pc, lanes, target))
-            machine.park(pc, lanes)
-        if votes is not None:
-            phase.reduction = reduction
-            phase.votes.append(votes[group.active() & own[:, None]])
-        if phase.arrived == expected:
-            del self._phases[cta, number]
-            self._release(phase)
 
     def _release(self, phase: _Phase) -> None:
         machine = self._machine
