@@ -106,7 +106,7 @@ def test_a_cta_waits_for_one_of_a_later_wave(run_ptx: Callable[..., Any], seed: 
 def test_a_cta_waits_for_one_that_does_not_fit(run_ptx: Callable[..., Any]) -> None:
     flags = np.zeros(300, np.uint32)
     device = plugins.capabilities("h200")
-    options = {"grid": 265, "block": 1024, "target": "sm_90a", "limit": 2000}
+    options = {"grid": 265, "block": 1024, "target": "sm_90a"}
     with pytest.raises(errors.DeadlockError):
         run_ptx(SPIN, {"flags": flags}, device=device, **options)
 

@@ -69,7 +69,7 @@ def atomic(d: Decoder) -> Step:
     """PTX ISA 9.7.13.11."""
     if _kind_of(d) == "b128":
         return _of_128_bits(d)
-    return _build(d, d.targets(0, storage(_kind_of(d))), 1)
+    return _build(d, d.targets(0, storage(_kind_of(d)), given=_kind_of(d)), 1)
 
 
 @instruction("red")
@@ -94,8 +94,8 @@ def _build(d: Decoder, targets: list[Any], first: int) -> Step:
     stored = storage(kind)
     size = TYPE_BITS[kind] // 8
     addresses = d.address(first)
-    seconds = d.sources(first + 1, stored)
-    third = d.source(first + 2, stored) if operation == "cas" else None
+    seconds = d.sources(first + 1, stored, given=kind)
+    third = d.source(first + 2, stored, given=kind) if operation == "cas" else None
     in_shared = _function(operation, kind)
     in_global = _flushed_sum if (operation, kind) == ("add", "f32") else in_shared
     dtype = np.dtype(seconds[0].dtype)

@@ -281,7 +281,7 @@ def mbarrier_arrive(d: Decoder) -> Step:
     has_state = not hasattr(d.operands[0], "base")
     place = _Object(d, 1 if has_state else 0)
     d.modifiers.one_of("b64")
-    target = d.target(0, "b64") if has_state else None
+    target = d.target(0, "u64") if has_state else None
     rest = d.operands[2 if has_state else 1 :]
     amount = d.source(rest[0], "u32") if rest else None
     machine = d.machine
@@ -312,7 +312,7 @@ def mbarrier_wait(d: Decoder) -> Step:
     d.modifiers.one_of("b64")
     d.expect(3, 4)
     target = d.target(0, "pred")
-    asked = d.source(2, "u32" if by_parity else "b64")
+    asked = d.source(2, "u32" if by_parity else "u64")
     machine, pc = d.machine, d.pc
 
     def step(group: Group) -> int | None:
@@ -351,5 +351,5 @@ def mbarrier_pending(d: Decoder) -> Step:
     return d.elementwise(
         lambda state: (state & np.uint64(0xFFFFFFFF)).astype(np.uint32),
         d.target(0, "u32"),
-        d.source(1, "b64"),
+        d.source(1, "u64"),
     )

@@ -172,6 +172,8 @@ def trap(d: Decoder) -> Step:
 def sleep(d: Decoder) -> Step:
     """PTX ISA 9.7.19.6: lets others run."""
     d.modifiers.one_of("u32")
+    d.expect(1)
+    d.source(0, "u32")
     machine = d.machine
 
     def step(group: Group) -> int | None:

@@ -211,7 +211,8 @@ def load(d: Decoder) -> Step:
         return _load_128(d, access)
     size = TYPE_BITS[kind] // 8
     # Bits as they are, but for signed types, which a wider register extends.
-    targets = d.targets(0, kind if kind[0] == "s" else f"b{8 * size}")
+    stored = kind if kind[0] == "s" else f"b{8 * size}"
+    targets = d.targets(0, stored, given=kind, wider=not is_vector(d.operands[0]))
     if len(targets) != access.count:
         d.refuse(f"{len(targets)} registers for a vector of {access.count}")
     machine = d.machine
@@ -335,7 +336,8 @@ def store(d: Decoder) -> Step:
     if kind == "b128":
         return _store_128(d, access)
     size = TYPE_BITS[kind] // 8
-    values = d.sources(1, f"b{8 * size}" if kind[0] != "f" else kind)
+    stored = f"b{8 * size}" if kind[0] != "f" else kind
+    values = d.sources(1, stored, given=kind, wider=not is_vector(d.operands[1]))
     if len(values) != access.count:
         d.refuse(f"{len(values)} registers for a vector of {access.count}")
     machine = d.machine

@@ -46,7 +46,7 @@ def shuffle(d: Decoder) -> Step:
     d.expect(5)
     result, inside = d.pair(0)
     targets = [d.target(result, "b32"), d.target(inside, "pred")]
-    sources = [d.source(1, "b32"), d.source(2, "u32"), d.source(3, "u32")]
+    sources = [d.source(1, "b32"), *(d.source(i, "u32", given="b32") for i in (2, 3))]
 
     def run(group: Group, masks: Array, given: list[Source], results: list[Target]) -> None:
         (value, other, clamp), (target, valid) = given, results
@@ -121,7 +121,7 @@ def match(d: Decoder) -> Step:
     every = d.opcode == "match.all.sync"
     d.expect(3)
     first, second = d.pair(0)
-    sources, targets = [d.source(1, kind)], [d.target(first, "b32"), d.target(second, "pred")]
+    sources, targets = [d.source(1, kind)], [d.target(first, "u32"), d.target(second, "pred")]
 
     def run(group: Group, masks: Array, given: list[Source], results: list[Target]) -> None:
         (value,), (target, agreed) = given, results
@@ -193,7 +193,7 @@ def elect(d: Decoder) -> Step:
     """PTX ISA 9.7.13.10: the lowest thread of the mask is the leader."""
     d.expect(2)
     first, second = d.pair(0)
-    targets = [d.target(first, "b32"), d.target(second, "pred")]
+    targets = [d.target(first, "u32"), d.target(second, "pred")]
 
     def run(group: Group, masks: Array, given: list[Source], results: list[Target]) -> None:
         target, leads = results
