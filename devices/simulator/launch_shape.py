@@ -1,8 +1,10 @@
 """What a launch is: its shape, and how strictly and in which order it runs."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from humming.capability import DeviceCapabilities
+from humming.errors import HummingError
 
 from .groups import WARP
 
@@ -34,6 +36,31 @@ class Options:
     sums: float = 0.0
     sums_seed: int | None = None
     device: DeviceCapabilities | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("patience", 1), ("max_basic_blocks", 1), ("wave_warps", 1)):
+            self._require(name, f"an integer of at least {least}", _is_integer, least)
+        for name in ("seed", "sums_seed"):
+            if getattr(self, name) is not None:
+                self._require(name, "None or an integer of at least 0", _is_integer, 0)
+        self._require("sums", "a number from -1 to 1", _is_share)
+        self._require("races", "True or False", lambda value: isinstance(value, bool))
+        is_row = self.device is None or isinstance(self.device, DeviceCapabilities)
+        self._require("device", "None or a row of the registry", lambda _: is_row)
+
+    def _require(self, name: str, wanted: str, holds: Callable[..., bool], *more: int) -> None:
+        value = getattr(self, name)
+        if not holds(value, *more):
+            raise HummingError(f"Options({name}={value!r}): {name} is {wanted}")
+
+
+def _is_integer(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_share(value: object) -> bool:
+    # NaN compares false.
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -1 <= value <= 1
 
 
 @dataclass(frozen=True, slots=True)

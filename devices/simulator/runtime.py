@@ -9,7 +9,10 @@ from humming.capability import DeviceCapabilities
 from humming.errors import HummingError
 from humming.hookspecs import Buffer, Image
 
-from . import instructions  # noqa: F401  (registers the builders)
+from . import (
+    availability,
+    instructions,  # noqa: F401  (registers the builders)
+)
 from .global_memory import Allocation, GlobalMemory
 from .global_order import GlobalOrder
 from .groups import WARP
@@ -66,7 +69,7 @@ class SimulatedKernel:
         data = bytes(params)
         self._check(grid, Shape(1, block, cluster, self.smem_bytes), data, non_portable)
         # One kernel at a time: they share what is registered, and each machine has one state.
-        with self._memory.lock:
+        with self._memory.lent():
             for buffer in buffers:
                 self._memory.register(
                     buffer.address, buffer.size_bytes, buffer.name, undefined=buffer.undefined
@@ -171,7 +174,7 @@ class SimulatorRuntime:
             device_index: without meaning here.
 
         Raises:
-            HummingError: an image of another kind, or one without this kernel.
+            HummingError: an image of another kind, for another target, or without this kernel.
             PtxSyntaxError: text that is no PTX.
             UnknownInstructionError: an instruction of the kernel, or of a function that it calls,
                 that the simulator or the target does not know, also where no thread comes.
@@ -179,6 +182,11 @@ class SimulatorRuntime:
         if image.kind != "ptx":
             raise HummingError(f"the simulator runs PTX, and {entry} is a {image.kind}")
         program = _linked(image.data, entry)
+        reason = availability.target_refusal(program.module.target, self.options.device)
+        if program.module.version == (0, 0):
+            reason = "it does not begin with .version"
+        if reason:
+            raise HummingError(f"the PTX of {entry} cannot be loaded: {reason}")
         _check_instructions(program, self.options.device)
         return SimulatedKernel(program, self.memory, smem_bytes, self.options)
 
