@@ -1,7 +1,10 @@
 """What a launch is: its shape, and how strictly and in which order it runs."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from humming.capability import DeviceCapabilities
 from humming.errors import HummingError
@@ -61,6 +64,37 @@ def _is_integer(value: object, least: int) -> bool:
 def _is_share(value: object) -> bool:
     # NaN compares false.
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -1 <= value <= 1
+
+
+_CHANGES: ContextVar[dict[str, Any]] = ContextVar("options of the simulator", default={})
+
+
+@contextmanager
+def options(**changes: Any) -> Iterator[None]:
+    """Changes fields of `Options` for all kernels that are launched inside of this.
+
+    They hold for the present thread, also for kernels that were loaded before.
+
+    Raises:
+        HummingError: an option that there is not, or a value that it does not take.
+    """
+    known = [field.name for field in fields(Options) if field.name != "device"]
+    unknown = [name for name in changes if name not in known]
+    if unknown:
+        raise HummingError(f"options({unknown[0]}=...): the options are {', '.join(known)}")
+    changes = {**_CHANGES.get(), **changes}
+    Options(**changes)
+    token = _CHANGES.set(changes)
+    try:
+        yield
+    finally:
+        _CHANGES.reset(token)
+
+
+def present(base: Options) -> Options:
+    """Options with the changes of `options` around the caller."""
+    changes = _CHANGES.get()
+    return replace(base, **changes) if changes else base
 
 
 @dataclass(frozen=True, slots=True)
