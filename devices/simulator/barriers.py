@@ -127,9 +127,7 @@ class CtaBarriers:
     def _all_exist(self, group: Group) -> bool:
         return np.array_equal(group.active(), self._machine.exists[group.rows])
 
-    def _phase(
-        self, group: Group, cta: int, number: int, count: int | None, own: Lanes
-    ) -> _Phase:
+    def _phase(self, group: Group, cta: int, number: int, count: int | None, own: Lanes) -> _Phase:
         """The barrier at which threads of a group, those of `own` [n], arrive."""
         if count is None and cta in self._has_exited:
             told = f"barrier {number} waits for all warps of the CTA, one of which has exited"
@@ -252,12 +250,11 @@ class MemoryBarriers:
         """`mbarrier.init`: makes objects at offsets [n, 32] that expect so many arrivals."""
         for offset, count, lanes in self._each(group, offsets, counts):
             if not 1 <= count < 1 << 20:
-                raise fault(
-                    BarrierError, f"an mbarrier cannot expect {count} arrivals", group, lanes
-                )
+                told = f"an mbarrier cannot expect {count} arrivals"
+                raise fault(BarrierError, self._at(told, offset), group, lanes)
             if offset in self._objects or lanes.sum() > 1:
                 told = "an mbarrier is initialized again without mbarrier.inval in between"
-                raise fault(BarrierError, told, group, lanes)
+                raise fault(BarrierError, self._at(told, offset), group, lanes)
             machine = self._machine
             row = int(group.index[lanes.any(axis=1)][0])
             made = 0 if machine.races is None else machine.races.now(row)
@@ -276,7 +273,7 @@ class MemoryBarriers:
             self._get(group, offset, lanes)
             if self._waiting.get(offset):
                 told = "an mbarrier is invalidated while threads wait on it"
-                raise fault(BarrierError, told, group, lanes)
+                raise fault(BarrierError, self._at(told, offset), group, lanes)
             del self._objects[offset]
             self._fresh.pop(offset, None)
             self._machine.shared.unprotect(offset)
@@ -323,7 +320,7 @@ class MemoryBarriers:
             found.bytes += size * int(lanes.sum())
             if abs(found.bytes) > MOST_BYTES:
                 told = f"an mbarrier cannot count {found.bytes} bytes, {MOST_BYTES} is the most"
-                raise fault(BarrierError, told, group, lanes)
+                raise fault(BarrierError, self._at(told, offset), group, lanes)
             self._complete(offset, found)
 
     def arrive(
@@ -364,14 +361,14 @@ class MemoryBarriers:
             while left:
                 if found.pending == 0:
                     told = "more arrivals at an mbarrier than it expects, while bytes are missing"
-                    raise fault(BarrierError, told, group, lanes)
+                    raise fault(BarrierError, self._at(told, offset), group, lanes)
                 if not 0 < count <= found.pending:
                     told = f"an arrival that counts {count} at an mbarrier at which {found.pending}"
-                    raise fault(BarrierError, f"{told} are pending", group, lanes)
+                    raise fault(BarrierError, self._at(f"{told} are pending", offset), group, lanes)
                 part = min(left, found.pending // count)
                 if not completes and part * count == found.pending and not found.bytes:
                     told = "an arrival with .noComplete completes the phase of the mbarrier"
-                    raise fault(BarrierError, told, group, lanes)
+                    raise fault(BarrierError, self._at(told, offset), group, lanes)
                 if known is not None:
                     found.gathered = known.joined(found.gathered)
                 found.pending -= part * count
@@ -398,12 +395,12 @@ class MemoryBarriers:
         """
         found = self._objects.get(offset)
         if found is None:
-            raise BarrierError("an asynchronous operation completes on memory that is no mbarrier")
+            told = "an asynchronous operation completes on memory that is no mbarrier"
+            raise BarrierError(self._at(told, offset))
         found.bytes -= size
         if found.bytes < -MOST_BYTES or (found.bytes < 0 and not found.pending):
-            raise BarrierError(
-                f"{size} bytes complete at an mbarrier, {-found.bytes} more than it expects"
-            )
+            told = f"{size} bytes complete at an mbarrier, {-found.bytes} more than it expects"
+            raise BarrierError(self._at(told, offset))
         if clock is not None:
             found.gathered = clock.joined(found.gathered)
         self._machine.progress += 1
@@ -413,12 +410,14 @@ class MemoryBarriers:
         """An arrival by an asynchronous operation, on behalf of a warp if one is given."""
         found = self._objects.get(offset)
         if found is None:
-            raise BarrierError("an asynchronous operation arrives on memory that is no mbarrier")
+            told = "an asynchronous operation arrives on memory that is no mbarrier"
+            raise BarrierError(self._at(told, offset))
         races = self._machine.races
         if races is not None and row is not None:
             found.gathered = races.release(np.array([row])).joined(found.gathered)
         if found.pending < count:
-            raise BarrierError("an asynchronous operation arrives where nothing is pending")
+            told = "an asynchronous operation arrives where nothing is pending"
+            raise BarrierError(self._at(told, offset))
         found.pending -= count
         self._machine.progress += 1
         self._complete(offset, found)
@@ -491,10 +490,16 @@ class MemoryBarriers:
         for offset, parties in self._waiting.items():
             if any(lanes[row, lane] for _, lanes in parties):
                 found = self._objects[offset]
-                place = offset % self._machine.shared.size
-                told = f"the mbarrier at {place:#x} lacks {found.pending} of {found.expected}"
+                shared = self._machine.shared
+                place = shared.describe(offset % shared.size)
+                told = f"the mbarrier at {place} lacks {found.pending} of {found.expected}"
                 return f"{told} arrivals and {found.bytes} bytes in phase {found.phase}"
         return ""
+
+    def _at(self, told: str, offset: int) -> str:
+        """A message with the place of an object."""
+        shared = self._machine.shared
+        return f"{told} ({shared.describe(offset % shared.size)})"
 
     def _complete(self, offset: int, found: _Object) -> None:
         if found.pending or found.bytes:
@@ -511,7 +516,8 @@ class MemoryBarriers:
     def _get(self, group: Group, offset: int, lanes: Lanes) -> _Object:
         found = self._objects.get(offset)
         if found is None:
-            raise fault(BarrierError, "this memory holds no initialized mbarrier", group, lanes)
+            told = self._at("this memory holds no initialized mbarrier", offset)
+            raise fault(BarrierError, told, group, lanes)
         races = self._machine.races
         if races is not None:
             rows = lanes.any(axis=1)

@@ -200,7 +200,9 @@ class Decoder:
 
     def _require_type(self, register: Register, kind: str, wider: bool) -> None:
         """Refuses a register that the assembler does not take for an operand of a type."""
-        if any(isinstance(operand, Vector) and register in operand.items for operand in self.operands):
+        if any(
+            isinstance(operand, Vector) and register in operand.items for operand in self.operands
+        ):
             # In braces the size counts alone, but for single floating-point numbers.
             kind = f"b{TYPE_BITS[kind]}" if kind[0] in "us" or kind.endswith("x2") else kind
         reason = operand_types.refusal(kind, register.type, wider=wider)

@@ -289,7 +289,7 @@ class GlobalMemory(Space):
 
     def locate(self, group: Group, addresses: Array, total: int, writing: bool) -> Array:
         least, greatest, bits = active_range(group, addresses)
-        check_alignment(group, addresses, bits, total)
+        check_alignment(group, addresses, bits, total, self)
         found = self.find(least)
         inside = found is not None and greatest + total <= found.end
         if not inside or (writing and found is not None and not found.writable):

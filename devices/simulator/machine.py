@@ -21,13 +21,14 @@ from .barriers import CtaBarriers, MemoryBarriers
 from .calls import Calls
 from .clusters import ClusterBarrier
 from .decoder import STOP, Decoder, Step
-from .errors import SimulationError, Where
+from .errors import PoisonError, SimulationError, Where
 from .global_memory import GlobalMemory
 from .groups import WARP, Array, Group, GroupCache, Lanes
 from .launch_shape import Dim, Options, Shape
 from .locations import Locations
 from .meetings import Meetings
 from .memory import SHARED_WINDOW, LocalMemory, ParamMemory
+from .origins import origins
 from .polling import PollWatch
 from .program import Program
 from .proxies import ProxyRaces
@@ -87,6 +88,7 @@ class Machine:
         copies, completions: asynchronous operations under way.
         watch: looks for polling that never ends.
         parts: what has state of its own, to be reset between waves; others may add to it.
+        undefined_loads: step -> the first address at which it has read undefined memory.
         progress: counts what may let waiting threads go on.
     """
 
@@ -106,6 +108,7 @@ class Machine:
         self.progress = 0
         self.parked_at: Array = np.zeros((self.warps, WARP), np.int64)
         self._timed_out_at = -1
+        self.undefined_loads: dict[int, int] = {}
         self._registers: dict[str, RegisterFile] = {}
         self._specials: dict[str, Array] = {}
         self.ctas: list[Dim] = []
@@ -138,7 +141,9 @@ class Machine:
 
     def _make_memory(self) -> None:
         program, shape = self.program, self.shape
-        placed = sorted((start, start + size, name) for name, (start, size) in program.shared.items())
+        placed = sorted(
+            (start, start + size, name) for name, (start, size) in program.shared.items()
+        )
         if shape.smem_bytes:
             end = program.dynamic_base + shape.smem_bytes
             name = program.dynamic[0] if program.dynamic else "dynamic shared memory"
@@ -309,6 +314,7 @@ class Machine:
         self.local.reset()
         self.frames.reset()
         self.progress, self._timed_out_at = 0, -1
+        self.undefined_loads.clear()
         for part in self.parts:
             part.reset()
         if self.races is not None:
@@ -336,6 +342,8 @@ class Machine:
                 # Who is to blame is not always known; these threads are at the instruction.
                 thread = error.thread or group.first(group.active())
                 error.where = reports.where(self, pc, thread)
+                if isinstance(error, PoisonError):
+                    error.what += origins(self, pc, thread)
             raise
 
     def _leader(self, pc: int) -> Step:

@@ -160,11 +160,13 @@ def active_range(group: Group, addresses: Array) -> tuple[int, int, int]:
     return int(used.min()), int(used.max()), int(np.bitwise_or.reduce(used, axis=None))
 
 
-def check_alignment(group: Group, addresses: Array, bits: int, total: int) -> None:
+def check_alignment(group: Group, addresses: Array, bits: int, total: int, space: Space) -> None:
     """Raises AlignmentError if an address is no multiple of the size of its access."""
     if bits & (total - 1):
         bad = (addresses & np.uint64(total - 1)) != 0
-        raise fault(AlignmentError, f"an access of {total} bytes is misaligned", group, bad)
+        bad = bad if group.mask is None else bad & group.mask
+        at = space.describe(int(addresses[bad][0]))
+        raise fault(AlignmentError, f"an access of {total} bytes is misaligned: {at}", group, bad)
 
 
 class LocalMemory(Space):
@@ -185,7 +187,7 @@ class LocalMemory(Space):
 
     def locate(self, group: Group, addresses: Array, total: int, writing: bool) -> Array:
         _, greatest, bits = active_range(group, addresses)
-        check_alignment(group, addresses, bits, total)
+        check_alignment(group, addresses, bits, total, self)
         if greatest + total > self._end:
             bad = addresses + np.uint64(total) > self._end
             told = f"an access of {total} bytes lies outside of {self.name} memory"
@@ -203,7 +205,7 @@ class ParamMemory(Space):
 
     def locate(self, group: Group, addresses: Array, total: int, writing: bool) -> Array:
         _, greatest, bits = active_range(group, addresses)
-        check_alignment(group, addresses, bits, total)
+        check_alignment(group, addresses, bits, total, self)
         if writing or greatest + total > self._end:
             bad = np.ones(addresses.shape, np.bool_)
             if not writing:

@@ -123,9 +123,7 @@ class SimulatedKernel:
             told = f"{program.entry.name} has {program.param_bytes} bytes of parameters"
             raise HummingError(f"{told}; {len(data)} are given")
 
-    def _waves(
-        self, grid: Dim, block: Dim, cluster: Dim, options: Options
-    ) -> Iterator[list[Dim]]:
+    def _waves(self, grid: Dim, block: Dim, cluster: Dim, options: Options) -> Iterator[list[Dim]]:
         """CTAs that run at the same time, those of a cluster next to each other."""
         threads = block[0] * block[1] * block[2]
         cluster_size = cluster[0] * cluster[1] * cluster[2]

@@ -210,7 +210,7 @@ class SharedMemory(Space):
     ) -> Array:
         """`locate`, for `shared::cluster` too: there CTAs of the cluster may be addressed."""
         _, _, bits = active_range(group, addresses)
-        check_alignment(group, addresses, bits, total)
+        check_alignment(group, addresses, bits, total, self)
         rank, window = addresses >> np.uint64(24), addresses & np.uint64(0xFFFFFF)
         own = self._rank[group.rows][:, None]
         if len(self._starts) == 1:

@@ -107,7 +107,11 @@ def test_barriers(evaluate: Callable[..., Any], rng: Any, operands: str, seed: A
       .shared .align 4 .b8 tile[256]; .reg .b32 at, to;
       mov.u32 w, %tid.x; mad.lo.u32 at, w, 4, tile_at; st.shared.u32 [at], %a0;
     """.replace("mad.lo.u32 at, w, 4, tile_at", "mov.u32 at, tile; mad.lo.u32 at, w, 4, at")
-    body = START + store + f"@!low bra H; barrier.sync {operands}; bra E; H: barrier.sync {operands}; E:"
+    body = (
+        START
+        + store
+        + f"@!low bra H; barrier.sync {operands}; bra E; H: barrier.sync {operands}; E:"
+    )
     body += "xor.b32 w, w, 48; mov.u32 to, tile; mad.lo.u32 to, w, 4, to; ld.shared.u32 %d0, [to];"
     (found,) = evaluate(body, [a], [np.uint32], seed=seed)
     assert (found == a[np.arange(64) ^ 48]).all()
@@ -127,6 +131,4 @@ def test_reductions_of_barriers(evaluate: Callable[..., Any], rng: Any, seed: An
 
 def test_threads_of_a_warp_at_two_barriers(evaluate: Callable[..., Any]) -> None:
     with pytest.raises(errors.UndefinedBehaviorError, match="disagree about the number"):
-        evaluate(
-            arms("barrier.sync 1;", "barrier.sync 2;"), [np.zeros(32, np.uint32)], [np.uint32]
-        )
+        evaluate(arms("barrier.sync 1;", "barrier.sync 2;"), [np.zeros(32, np.uint32)], [np.uint32])

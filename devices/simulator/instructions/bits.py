@@ -412,5 +412,7 @@ def find_nth(d: Decoder) -> Step:
         found: Array = several(mask.astype(np.int64), base.astype(np.int64), offset)
         return found
 
-    sources = [d.source(place, each, given="b32") for place, each in enumerate(("u32", "u32", "s32"), 1)]
+    sources = [
+        d.source(place, each, given="b32") for place, each in enumerate(("u32", "u32", "s32"), 1)
+    ]
     return d.elementwise(function, d.target(0, "u32", given="b32"), *sources)

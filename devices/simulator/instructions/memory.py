@@ -55,12 +55,21 @@ class Access:
         modifiers.ignore("nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "unified")
         modifiers.ignore_prefixes("L1::", "L2::")
         self.count = int(modifiers.one_of("v2", "v4", "v8", default="v1")[1:])
-        self.machine = d.machine
+        self.machine, self._pc = d.machine, d.pc
 
     def load(
         self, group: Group, addresses: Array, size: int, count: int = 1
     ) -> tuple[Array, Array | None]:
         """Values [n, 32] (or [n, 32, count]) and their undefined bits."""
+        values, bad = self._load(group, addresses, size, count)
+        if bad is not None and self._pc not in self.machine.undefined_loads:
+            where = bad != 0 if bad.ndim == 2 else (bad != 0).any(axis=-1)
+            self.machine.undefined_loads[self._pc] = int(addresses[where][0])
+        return values, bad
+
+    def _load(
+        self, group: Group, addresses: Array, size: int, count: int
+    ) -> tuple[Array, Array | None]:
         space = self._space(group, addresses)
         if space is None:
             return self._load_mixed(group, addresses, size, count)
