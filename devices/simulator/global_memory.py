@@ -113,9 +113,9 @@ class GlobalMemory(Space):
         """
         with self.lock:
             parent = self.find(address)
-            if parent is not None and parent.end >= address + size_bytes > address:
-                if parent.size_bytes > size_bytes:
-                    return self._register_view(parent, address, size_bytes, name, undefined)
+            inside = parent is not None and address + size_bytes <= parent.end
+            if parent is not None and inside and parent.size_bytes > size_bytes:
+                return self._register_view(parent, address, size_bytes, name, undefined)
             self.forget(address, size_bytes)
             return self._register(address, size_bytes, name, writable, undefined, owner)
 

@@ -1,9 +1,10 @@
 """What a launch is: its shape, and how strictly and in which order it runs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
 from typing import Any
 
 from humming.capability import DeviceCapabilities
@@ -22,8 +23,8 @@ class Options:
         seed: for a random schedule; None is a fixed one that is fast.
         races: whether unordered accesses of two warps or CTAs to memory are errors.
         patience: basic blocks that threads run while others that could run are waiting.
-        max_basic_blocks: of the program, run by some threads, after which a wave is taken to be in an
-            endless loop.
+        max_basic_blocks: basic blocks that some threads run, one after the other, after which a
+            wave is taken to be in an endless loop.
         wave_warps: about how many warps run at the same time.
         sums: by which share of its bound, -1 to 1, the sums of tensor cores are moved; kernels
             must not rely on what these are more precisely.
@@ -66,7 +67,9 @@ def _is_share(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and -1 <= value <= 1
 
 
-_CHANGES: ContextVar[dict[str, Any]] = ContextVar("options of the simulator", default={})
+_CHANGES: ContextVar[Mapping[str, Any]] = ContextVar(
+    "options of the simulator", default=MappingProxyType({})
+)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ _QUIET = 64
 class PollWatch:
     """Compares the state of warps with an earlier one while nothing changes memory.
 
-    The distance of the two grows twofold (Brent), since nobody knows how long a round of polling is.
+    Their distance doubles (Brent), since nobody knows how long a round of polling is.
 
     Attributes:
         clocks_read: how often threads have read a clock: they may wait for it, and not for memory.

@@ -19,7 +19,6 @@ from .ptx_syntax import (
     Vector,
 )
 
-
 _ORDINARY = re.compile(r"%(?!pm)[a-z]{1,2}\d+$")
 """Names that compilers give to registers, and that no special register has (PTX ISA 10)."""
 

@@ -23,7 +23,6 @@ from .program import Program, link
 from .ptx_parser import parse
 from .ptx_syntax import TYPE_BITS, Symbol, Variable
 
-
 _KEPT_MACHINES = 16
 """How many shapes of launches a kernel keeps a machine for."""
 

@@ -15,7 +15,10 @@ from test_forms import REGISTERS, assembler, errors, launch_shape, machine, prog
 decoder = importlib.import_module("humming.devices.simulator.decoder")
 runtime = importlib.import_module("humming.devices.simulator.runtime")
 
-TYPES = "b8 u8 b16 u16 s16 f16 b32 u32 s32 f32 b64 u64 s64 f64 b128".split()
+TYPES = (
+    *("b8", "u8", "b16", "u16", "s16", "f16", "b32", "u32", "s32", "f32"),
+    *("b64", "u64", "s64", "f64", "b128"),
+)
 LINES = """
 add.u32 r0, r1, r2;
 add.s32 r0, r1, r2;
@@ -211,10 +214,9 @@ red.global.add.f32 [rd0], f1;
 ldmatrix.sync.aligned.m8n8.x2.shared.b16 {r0, r1}, [r2];
 stmatrix.sync.aligned.m8n8.x1.shared.b16 [r2], {r0};
 movmatrix.sync.aligned.m8n8.trans.b16 r0, r1;
-mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {f0,f1,f2,f3}, {r0,r1,r2,r3}, {r4,r5}, {f4,f5,f6,f7};
+mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {f0,f1,f2,f3},{r0,r1,r2,r3},{r4,r5},{f4,f5,f6,f7};
 mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {r0,r1}, {r2,r3,r4,r5}, {r6,r7}, {r8,r9};
-mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {r0,r1,r2,r3}, {r4,r5,r6,r7}, {r8,r9}, {r10,r11,r12,r13};
-mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {f0,f1,f2,f3}, {r0,r1,r2,r3}, {r4,r5}, {f4,f5,f6,f7};
+mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {r0,r1,r2,r3},{r4,r5,r6,r7},{r8,r9},{r0,r1,r2,r3};
 mbarrier.init.shared.b64 [r0], r1;
 mbarrier.arrive.shared.b64 rd0, [r0];
 mbarrier.arrive.expect_tx.shared.b64 rd0, [r0], r1;

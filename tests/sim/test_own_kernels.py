@@ -51,7 +51,7 @@ def test_one_of_several_kernels() -> None:
     extern "C" __global__ void two(int* y) { *y = 2; }
     """
     y = np.zeros(1, np.int32)
-    with pytest.raises(HummingError, match="2 kernels: name one of one, two|of two, one"):
+    with pytest.raises(HummingError, match=r"2 kernels: name one of (one, two|two, one)$"):
         simulator.simulate(both, [y], block=1)
     simulator.simulate(both, [y], block=1, kernel="two")
     assert y[0] == 2

@@ -14,7 +14,9 @@ from ..operands import Source, Target
 from .data import require_defined
 from .memory import shared_addresses
 
-Given, Results, Places = Sequence[Source], Sequence[Target], Sequence[Waiting]
+Given = Sequence[Source]
+Results = Sequence[Target]
+Places = Sequence[Waiting]
 
 
 def _uniform(source: Source, group: Group, what: str) -> int:
