@@ -279,7 +279,10 @@ class PluginSet:
         if not device.row:
             notes = " ".join(device.notes)
             if device.index < 0:
-                notes += " HUMMING_SIMULATE names the row that the CPU simulates."
+                asked = f"HUMMING_SIMULATE={env.simulated_device()}"
+                how = "It names the row that the CPU simulates; `humming devices --all` lists them."
+                why, _, hint = notes.partition(". ")
+                raise UnsupportedError(asked, why, f"{hint} {how}".strip())
             raise UnsupportedError(
                 f"capabilities of {device.driver_name!r}", "it is present but has no row", notes
             )

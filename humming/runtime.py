@@ -159,7 +159,7 @@ class Kernel:
         self._launch: Any = device.load(self.compiled, plan.smem_bytes).launch
         self._workspaces = device.workspaces
         self._on_host = device_index < 0
-        self._task = f"{plan.decision.capabilities.name}, blocks of the kernel"
+        self._task = f"{plan.decision.capabilities.name}, CTAs"
         # Everything that a launch needs of the plan, so that it looks nothing up.
         tile = plan.tile
         self._n, self._tiles_n = plan.problem.n, plan.grid(1)[0]

@@ -43,15 +43,15 @@ STAGE_INSTRUCTIONS, COPY_INSTRUCTIONS, LDMATRIX_SLOTS, SCALE_TILE_SLOTS = 76.0, 
 PLAIN_SCALE_INSTRUCTIONS = 4.0
 # Of two terms the shorter one shows in part behind the longer: MMA and issue, both and copies.
 ISSUE_MMA_LOSS, MEMORY_LOSS = 0.68, 0.11
-# Of warpgroups, whose MMA runs beside the warps, fitted to 104 timings of int4_g128_sbf16 x bfloat16
-# at N = K = 8192 on an H200 (1 to 4096 tokens; the tiles picked are on average 6 % slower than the
-# fastest ones timed): what shows of the shorter term where a scheduler has one warp, the share of the
-# rate that products reach, barriers and the first copies, and warp instructions per stage and warp
-# and per 16 x 16 fragment, which stand for latencies too.
+# Of warpgroups, whose MMA runs beside the warps, fitted to 104 timings of int4_g128_sbf16 x
+# bfloat16 at N = K = 8192 on an H200 (1 to 4096 tokens; the tiles picked are on average 6 % slower
+# than the fastest ones timed): what shows of the shorter term where a scheduler has one warp, the
+# share of the rate that products reach, barriers and the first copies, and warp instructions per
+# stage and warp and per 16 x 16 fragment, which stand for latencies too.
 ASYNCHRONOUS_LOSS, ASYNCHRONOUS_RATE_SHARE, WARPGROUP_US = 0.66, 0.92, 2.2
 WARPGROUP_STAGE_INSTRUCTIONS, FRAGMENT_INSTRUCTIONS = 5.0, 16.5
-# Sums that are scaled into others, per value and lane; results that leave through shared memory; what
-# boxes draw from L2.
+# Sums that are scaled into others, per value and lane; results that leave through shared memory;
+# what boxes draw from L2.
 FLUSH_SLOTS, STORED_BYTES_PER_CLOCK, BOXES_L2_BYTES_PER_CLOCK = 0.6, 200.0, 150.0
 # A warpgroup alone has no other to multiply while it waits for barriers and fragments.
 SINGLE_WARPGROUP = 1.18

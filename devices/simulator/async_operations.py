@@ -40,6 +40,10 @@ class Completions:
         """
         self._waiting.append((finish, pc))
 
+    def any(self) -> bool:
+        """Whether some are under way."""
+        return bool(self._waiting)
+
     def run_one(self) -> bool:
         """Ends the oldest operation; False if there is none."""
         return self._run(0)

@@ -195,6 +195,41 @@ for _row in _rows():
 _CLUSTER_REGISTERS = re.compile(r"%(cluster|nclusterid|is_explicit_cluster)")
 
 
+_PRESENTED = {"ppu_10": "sm_80", "ppu_15": "sm_89"}
+"""What PPUs tell a CUDA driver that they are; their own instructions are text in the PTX."""
+_NUMBERS = (
+    *(50, 52, 53, 60, 61, 62, 70, 72, 75, 80, 86, 87, 88, 89, 90),
+    *(100, 103, 107, 110, 120, 121),
+)
+_TARGET = re.compile(r"sm_(\d+)([af]?)")
+
+
+def presented(arch: str) -> str:
+    """The architecture that a device of this one presents to compilers and drivers."""
+    return _PRESENTED.get(arch, arch)
+
+
+def target_refusal(target: str, device: DeviceCapabilities | None) -> str:
+    """Why a driver would not load a module for a target; empty if it would.
+
+    A plain target runs on its architecture and later ones, an `f` target on later ones of its
+    family, an `a` target on its architecture alone (PTX ISA 11.1.2). Without a device it has to be
+    one that there is.
+    """
+    match = _TARGET.fullmatch(target.replace("sm_101", "sm_110"))
+    if match is None or int(match[1]) not in _NUMBERS:
+        return f"there is no target {target}" if target else "it has no .target"
+    if device is None:
+        return ""
+    wanted, own = int(match[1]), number_of(target_of(presented(device.arch)))
+    told = f"it is for {target}, and {device.name} is {presented(device.arch)}: "
+    if match[2] == "a" and wanted != own:
+        return f"{told}an `a` target runs on its own architecture alone"
+    if match[2] == "f" and (wanted // 10 != own // 10 or wanted > own):
+        return f"{told}an `f` target runs on its architecture and later ones of its family"
+    return f"{told}a target runs on its architecture and later ones" if wanted > own else ""
+
+
 def number_of(target: str) -> int:
     """The number of a target: 100 for `100a`."""
     return int(target.rstrip("af") or 0)

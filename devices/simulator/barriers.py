@@ -1,6 +1,6 @@
 """Barriers: those of a CTA (`bar`, `barrier`) and barrier objects in shared memory (`mbarrier`)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ from .clocks import Known
 from .decoder import STOP
 from .errors import BarrierError, RaceError, UndefinedBehaviorError
 from .groups import Array, Group, Lanes
+from .meetings import Waiting
 from .memory import fault
 from .operands import Target
 
@@ -25,6 +26,7 @@ MOST_BYTES = (1 << 20) - 1
 class _Phase:
     """A barrier of a CTA that some threads have reached."""
 
+    number: int
     expected: int
     counted: bool  # whether the instruction says how many threads, or it is all of the CTA
     reduction: str = ""  # of `bar.red`; empty for `bar.sync` and `bar.arrive`
@@ -37,12 +39,17 @@ class _Phase:
 
 
 class CtaBarriers:
-    """The 16 barriers of each CTA (PTX ISA "bar, barrier")."""
+    """The 16 barriers of each CTA (PTX ISA "bar, barrier").
+
+    Attributes:
+        meetings: how many of them have been completed.
+    """
 
     def __init__(self, machine: "Machine") -> None:
         self._machine = machine
         self._phases: dict[tuple[int, int], _Phase] = {}
         self._has_exited: set[int] = set()
+        self.meetings = 0
 
     def reset(self) -> None:
         """No thread is at a barrier."""
@@ -60,6 +67,7 @@ class CtaBarriers:
         votes: Array | None = None,
         reduction: str = "",
         target: Target | None = None,
+        places: Sequence[Waiting] = (),
     ) -> int | None:
         """Counts threads in, and lets them wait.
 
@@ -72,6 +80,7 @@ class CtaBarriers:
             votes: bool [n, 32], what `bar.red` combines.
             reduction: `popc`, `and` or `or`.
             target: what gets the result of `bar.red`.
+            places: where the threads wait, if not all of them do at `pc` with this target.
 
         Returns:
             What the step returns.
@@ -84,46 +93,55 @@ class CtaBarriers:
             told = f"{count} threads cannot meet at a barrier: a multiple of 32 is needed, at most"
             raise fault(BarrierError, f"{told} {32 * shape.cta_warps}", group, group.active())
         ctas = machine.row_cta[group.index]
-        if not self._phases and count is None and waits and votes is None:
+        if not self._phases and count is None and waits and votes is None and not places:
             arrived = np.bincount(ctas, minlength=shape.ctas)
             whole = (arrived == 0) | (arrived == shape.cta_warps)
             if whole.all() and (group.mask is None or self._all_exist(group)):
-                machine.progress += 1
+                self._met()
                 machine.mbarriers.publish(group.index)
                 if machine.races is not None:
                     machine.races.meet_ctas(arrived != 0)
                 return None
         machine.mbarriers.publish(group.index)
         for cta in np.unique(ctas):
-            self._arrive(
-                group, pc, int(cta), number, count, waits, votes, reduction, target, ctas == cta
-            )
+            own = ctas == cta
+            phase = self._phase(group, int(cta), number, count, own, reduction)
+            self._arrive(group, pc, phase, own)
+            lanes = group.spread(np.broadcast_to(own[:, None], (len(group), 32)))
+            for at, there, result in places or [(pc, lanes, target)]:
+                if waits and (there & lanes).any():
+                    phase.waiting.append((at, there & lanes, result if votes is not None else None))
+                    machine.park(at, there & lanes)
+            if votes is not None:
+                phase.votes.append(votes[group.active() & own[:, None]])
+            if phase.arrived == phase.expected:
+                del self._phases[int(cta), number]
+                self._release(phase)
         return STOP if waits else None
+
+    def _met(self) -> None:
+        self.meetings += 1
+        self._machine.progress += 1
 
     def _all_exist(self, group: Group) -> bool:
         return np.array_equal(group.active(), self._machine.exists[group.rows])
 
-    def _arrive(
+    def _phase(
         self,
         group: Group,
-        pc: int,
         cta: int,
         number: int,
         count: int | None,
-        waits: bool,
-        votes: Array | None,
-        reduction: str,
-        target: Target | None,
         own: Lanes,
-    ) -> None:
-        machine = self._machine
-        rows = group.index[own]
+        reduction: str,
+    ) -> _Phase:
+        """The barrier at which threads of a group, those of `own` [n], arrive."""
         if count is None and cta in self._has_exited:
             told = f"barrier {number} waits for all warps of the CTA, one of which has exited"
             raise fault(BarrierError, told, group, group.active() & own[:, None])
-        expected = 32 * machine.shape.cta_warps if count is None else count
+        expected = 32 * self._machine.shape.cta_warps if count is None else count
         phase = self._phases.setdefault(
-            (cta, number), _Phase(expected, count is not None, reduction)
+            (cta, number), _Phase(number, expected, count is not None, reduction)
         )
         if (phase.expected, phase.counted) != (expected, count is not None):
             told = f"barrier {number} is used with {expected} and with {phase.expected} threads"
@@ -135,26 +153,22 @@ class CtaBarriers:
             )
             told = f"{other} at barrier {number}, at which others have arrived by {first}"
             raise fault(BarrierError, told, group, group.active() & own[:, None])
+        return phase
+
+    def _arrive(self, group: Group, pc: int, phase: _Phase, own: Lanes) -> None:
+        rows = group.index[own]
         phase.arrived += 32 * len(rows)
         phase.last = (pc, int(rows[-1]), int(group.active()[own][-1].argmax()))
-        if machine.races is not None:
-            phase.known = machine.races.release(rows).joined(phase.known)
-        if phase.arrived > expected:
-            told = f"{phase.arrived} threads arrive at barrier {number}, which is for {expected}"
+        if self._machine.races is not None:
+            phase.known = self._machine.races.release(rows).joined(phase.known)
+        if phase.arrived > phase.expected:
+            told = f"{phase.arrived} threads arrive at barrier {phase.number}, which is for"
+            told += f" {phase.expected}"
             raise fault(BarrierError, told, group, group.active() & own[:, None])
-        lanes = group.spread(np.broadcast_to(own[:, None], (len(group), 32)))
-        if waits:
-            phase.waiting.append((pc, lanes, target))
-            machine.park(pc, lanes)
-        if votes is not None:
-            phase.votes.append(votes[group.active() & own[:, None]])
-        if phase.arrived == expected:
-            del self._phases[cta, number]
-            self._release(phase)
 
     def _release(self, phase: _Phase) -> None:
         machine = self._machine
-        machine.progress += 1
+        self._met()
         waiting = np.zeros_like(machine.live)
         for pc, lanes, target in phase.waiting:
             waiting |= lanes
@@ -252,12 +266,11 @@ class MemoryBarriers:
         """`mbarrier.init`: makes objects at offsets [n, 32] that expect so many arrivals."""
         for offset, count, lanes in self._each(group, offsets, counts):
             if not 1 <= count < 1 << 20:
-                raise fault(
-                    BarrierError, f"an mbarrier cannot expect {count} arrivals", group, lanes
-                )
+                told = f"an mbarrier cannot expect {count} arrivals"
+                raise fault(BarrierError, self._at(told, offset), group, lanes)
             if offset in self._objects or lanes.sum() > 1:
                 told = "an mbarrier is initialized again without mbarrier.inval in between"
-                raise fault(BarrierError, told, group, lanes)
+                raise fault(BarrierError, self._at(told, offset), group, lanes)
             machine = self._machine
             row = int(group.index[lanes.any(axis=1)][0])
             made = 0 if machine.races is None else machine.races.now(row)
@@ -276,7 +289,7 @@ class MemoryBarriers:
             self._get(group, offset, lanes)
             if self._waiting.get(offset):
                 told = "an mbarrier is invalidated while threads wait on it"
-                raise fault(BarrierError, told, group, lanes)
+                raise fault(BarrierError, self._at(told, offset), group, lanes)
             del self._objects[offset]
             self._fresh.pop(offset, None)
             self._machine.shared.unprotect(offset)
@@ -323,7 +336,7 @@ class MemoryBarriers:
             found.bytes += size * int(lanes.sum())
             if abs(found.bytes) > MOST_BYTES:
                 told = f"an mbarrier cannot count {found.bytes} bytes, {MOST_BYTES} is the most"
-                raise fault(BarrierError, told, group, lanes)
+                raise fault(BarrierError, self._at(told, offset), group, lanes)
             self._complete(offset, found)
 
     def arrive(
@@ -366,14 +379,14 @@ class MemoryBarriers:
             while left:
                 if found.pending == 0:
                     told = "more arrivals at an mbarrier than it expects, while bytes are missing"
-                    raise fault(BarrierError, told, group, lanes)
+                    raise fault(BarrierError, self._at(told, offset), group, lanes)
                 if not 0 < count <= found.pending:
                     told = f"an arrival that counts {count} at an mbarrier at which {found.pending}"
-                    raise fault(BarrierError, f"{told} are pending", group, lanes)
+                    raise fault(BarrierError, self._at(f"{told} are pending", offset), group, lanes)
                 part = min(left, found.pending // count)
                 if not completes and part * count == found.pending and not found.bytes:
                     told = "an arrival with .noComplete completes the phase of the mbarrier"
-                    raise fault(BarrierError, told, group, lanes)
+                    raise fault(BarrierError, self._at(told, offset), group, lanes)
                 if known is not None:
                     found.gathered = known.joined(found.gathered)
                 found.pending -= part * count
@@ -400,12 +413,12 @@ class MemoryBarriers:
         """
         found = self._objects.get(offset)
         if found is None:
-            raise BarrierError("an asynchronous operation completes on memory that is no mbarrier")
+            told = "an asynchronous operation completes on memory that is no mbarrier"
+            raise BarrierError(self._at(told, offset))
         found.bytes -= size
         if found.bytes < -MOST_BYTES or (found.bytes < 0 and not found.pending):
-            raise BarrierError(
-                f"{size} bytes complete at an mbarrier, {-found.bytes} more than it expects"
-            )
+            told = f"{size} bytes complete at an mbarrier, {-found.bytes} more than it expects"
+            raise BarrierError(self._at(told, offset))
         if clock is not None:
             found.gathered = clock.joined(found.gathered)
         self._machine.progress += 1
@@ -415,12 +428,14 @@ class MemoryBarriers:
         """An arrival by an asynchronous operation, on behalf of a warp if one is given."""
         found = self._objects.get(offset)
         if found is None:
-            raise BarrierError("an asynchronous operation arrives on memory that is no mbarrier")
+            told = "an asynchronous operation arrives on memory that is no mbarrier"
+            raise BarrierError(self._at(told, offset))
         races = self._machine.races
         if races is not None and row is not None:
             found.gathered = races.release(np.array([row])).joined(found.gathered)
         if found.pending < count:
-            raise BarrierError("an asynchronous operation arrives where nothing is pending")
+            told = "an asynchronous operation arrives where nothing is pending"
+            raise BarrierError(self._at(told, offset))
         found.pending -= count
         self._machine.progress += 1
         self._complete(offset, found)
@@ -496,10 +511,16 @@ class MemoryBarriers:
         for offset, parties in self._waiting.items():
             if any(lanes[row, lane] for _, lanes in parties):
                 found = self._objects[offset]
-                place = offset % self._machine.shared.size
-                told = f"the mbarrier at {place:#x} lacks {found.pending} of {found.expected}"
+                shared = self._machine.shared
+                place = shared.describe(offset % shared.size)
+                told = f"the mbarrier at {place} lacks {found.pending} of {found.expected}"
                 return f"{told} arrivals and {found.bytes} bytes in phase {found.phase}"
         return ""
+
+    def _at(self, told: str, offset: int) -> str:
+        """A message with the place of an object."""
+        shared = self._machine.shared
+        return f"{told} ({shared.describe(offset % shared.size)})"
 
     def _complete(self, offset: int, found: _Object) -> None:
         if found.pending or found.bytes:
@@ -516,7 +537,8 @@ class MemoryBarriers:
     def _get(self, group: Group, offset: int, lanes: Lanes) -> _Object:
         found = self._objects.get(offset)
         if found is None:
-            raise fault(BarrierError, "this memory holds no initialized mbarrier", group, lanes)
+            told = self._at("this memory holds no initialized mbarrier", offset)
+            raise fault(BarrierError, told, group, lanes)
         races = self._machine.races
         if races is not None:
             rows = lanes.any(axis=1)

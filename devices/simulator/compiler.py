@@ -6,10 +6,7 @@ from humming.capability import DeviceCapabilities
 from humming.hookspecs import Image
 
 from .. import nvrtc
-
-# What PPUs tell a CUDA driver that they are; their own instructions are text in the PTX, which
-# NVRTC passes on.
-_PRESENTED = {"ppu_10": "sm_80", "ppu_15": "sm_89"}
+from .availability import presented
 
 
 class PtxCompiler:
@@ -40,4 +37,4 @@ class PtxCompiler:
 
 
 def _arch(caps: DeviceCapabilities) -> str:
-    return _PRESENTED.get(caps.arch, caps.arch)
+    return presented(caps.arch)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 
-from . import availability
+from . import availability, operand_types
 from .errors import PoisonError, UndefinedBehaviorError, UnknownInstructionError, Where
 from .groups import Array, Group
 from .memory import fault
@@ -168,11 +168,21 @@ class Decoder:
 
     # -- operands -------------------------------------------------------------------------------
 
-    def source(self, operand: int | Operand, kind: str) -> Source:
-        """An operand to read as values of a type; a wider register is cut to its low bits."""
+    def source(
+        self, operand: int | Operand, kind: str, *, given: str = "", wider: bool = False
+    ) -> Source:
+        """An operand to read as values of a type.
+
+        Args:
+            operand: which.
+            kind: the type that its values are computed in.
+            given: the type that the instruction gives it, if that is another one.
+            wider: whether a wider register is cut to its low bits, as in st and cvt.
+        """
         operand = self.operands[operand] if isinstance(operand, int) else operand
         dtype = dtype_of(kind)
         if isinstance(operand, Register):
+            self._require_type(operand, given or kind, wider)
             return self._register_source(self.machine.register(operand), dtype)
         if isinstance(operand, Special):
             self.require(availability.register_refusal(operand.name, self.arch))
@@ -190,18 +200,25 @@ class Decoder:
             return Source(lambda group: ~inner.read(group), inner.register, dtype)
         self.refuse(f"an operand of another kind is expected in place of {operand}")
 
+    def _require_type(self, register: Register, kind: str, wider: bool) -> None:
+        """Refuses a register that the assembler does not take for an operand of a type."""
+        if any(
+            isinstance(operand, Vector) and register in operand.items for operand in self.operands
+        ):
+            # In braces the size counts alone, but for single floating-point numbers.
+            kind = f"b{TYPE_BITS[kind]}" if kind[0] in "us" or kind.endswith("x2") else kind
+        reason = operand_types.refusal(kind, register.type, wider=wider)
+        if reason:
+            self.refuse(f"{register.name} does not fit {self.opcode}: {reason}")
+
     def _register_source(self, register: RegisterFile, dtype: Any) -> Source:
-        if dtype is np.bool_ or register.data.dtype == np.bool_:
-            if dtype is not np.bool_ or register.data.dtype != np.bool_:
-                self.refuse(f"{register.name} is no register of the type that is expected")
+        if register.data.dtype == np.bool_:
             data = register.data
             return Source(lambda group: data[group.rows], register, dtype)
         width = np.dtype(dtype).itemsize
         if width == register.data.itemsize:
             view = register.data.view(dtype)
             return Source(lambda group: view[group.rows], register, dtype)
-        if width > register.data.itemsize:
-            self.refuse(f"{register.name} is narrower than the type that is expected")
         data, narrow = register.data, STORAGE[8 * width]
         return Source(
             lambda group: data[group.rows].astype(narrow).view(dtype),
@@ -235,33 +252,37 @@ class Decoder:
         masked = operand.value & ((1 << bits) - 1)
         return np.array(masked, STORAGE[bits]).view(dtype)[()]
 
-    def target(self, operand: int | Operand, kind: str) -> Target:
-        """A register to write values of a type to."""
+    def target(
+        self, operand: int | Operand, kind: str, *, given: str = "", wider: bool = False
+    ) -> Target:
+        """A register to write values of a type to; arguments as those of `source`."""
         operand = self.operands[operand] if isinstance(operand, int) else operand
         dtype = dtype_of(kind)
         if isinstance(operand, Sink):
             return Target(None, dtype)
         if not isinstance(operand, Register):
             self.refuse(f"a register is expected in place of {operand}")
+        self._require_type(operand, given or kind, wider)
         register = self.machine.register(operand)
-        is_pred = register.data.dtype == np.bool_
-        if is_pred != (dtype is np.bool_):
-            self.refuse(f"{register.name} is no register of the type that is written")
         width = np.dtype(dtype).itemsize
-        if is_pred or width == register.data.itemsize:
+        if register.data.dtype == np.bool_ or width == register.data.itemsize:
             return Target(register, dtype)
-        if width > register.data.itemsize:
-            self.refuse(f"{register.name} is narrower than the type that is written")
         wide = register.data.itemsize
         return Target(register, dtype, np.dtype(f"{'i' if kind[0] == 's' else 'u'}{wide}").type)
 
-    def sources(self, operand: int | Operand, kind: str) -> list[Source]:
+    def sources(
+        self, operand: int | Operand, kind: str, *, given: str = "", wider: bool = False
+    ) -> list[Source]:
         """The elements of a vector operand, or the one that is no vector."""
-        return [self.source(item, kind) for item in self.items(operand)]
+        items = self.items(operand)
+        return [self.source(item, kind, given=given, wider=wider) for item in items]
 
-    def targets(self, operand: int | Operand, kind: str) -> list[Target]:
+    def targets(
+        self, operand: int | Operand, kind: str, *, given: str = "", wider: bool = False
+    ) -> list[Target]:
         """The same, to write to."""
-        return [self.target(item, kind) for item in self.items(operand)]
+        items = self.items(operand)
+        return [self.target(item, kind, given=given, wider=wider) for item in items]
 
     def items(self, operand: int | Operand) -> tuple[Operand, ...]:
         """The elements of a vector operand, or the one that is no vector."""
@@ -282,7 +303,7 @@ class Decoder:
         width = 64
         if isinstance(base, Register):
             width = self.machine.register(base).bits
-            if width not in (32, 64):
+            if width not in (32, 64) or base.type[0] == "f":
                 self.refuse(f"{base.name} is no register for an address")
         inner = self.source(base, f"u{width}")
         offset = np.uint64(operand.offset & (2**64 - 1))

@@ -6,6 +6,8 @@ process keeps for itself, so an access over the end of one is found before it re
 
 import threading
 from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +86,8 @@ class GlobalMemory(Space):
         self.order: GlobalOrder | None = None
         self._bases: list[int] = []
         self._allocations: list[Allocation] = []
+        # What is registered inside of others: names, and what of these is defined.
+        self._views: list[Allocation] = []
 
     def register(
         self,
@@ -95,7 +99,10 @@ class GlobalMemory(Space):
         undefined: bool = False,
         owner: Any = None,
     ) -> Allocation:
-        """Lets kernels access memory of this process; what overlaps it is forgotten.
+        """Lets kernels access memory of this process.
+
+        What it overlaps is forgotten, unless it lies inside of that: a view leaves its parent as it
+        is, but for what is undefined.
 
         Args:
             address, size_bytes: where it is.
@@ -104,7 +111,35 @@ class GlobalMemory(Space):
             undefined: whether its content counts as undefined until a kernel writes it.
             owner: kept as long as the memory is registered.
         """
-        self.forget(address, size_bytes)
+        with self.lock:
+            parent = self.find(address)
+            inside = parent is not None and address + size_bytes <= parent.end
+            if parent is not None and inside and parent.size_bytes > size_bytes:
+                return self._register_view(parent, address, size_bytes, name, undefined)
+            self.forget(address, size_bytes)
+            return self._register(address, size_bytes, name, writable, undefined, owner)
+
+    def _register_view(
+        self, parent: Allocation, address: int, size_bytes: int, name: str, undefined: bool
+    ) -> Allocation:
+        self._views = [v for v in self._views if (v.base, v.size_bytes) != (address, size_bytes)]
+        found = Allocation(address, size_bytes, name, parent.writable)
+        self._views.append(found)
+        if undefined:
+            self.discard(address, size_bytes)
+        else:
+            self._define(parent, found)
+        return found
+
+    def _register(
+        self,
+        address: int,
+        size_bytes: int,
+        name: str,
+        writable: bool,
+        undefined: bool,
+        owner: Any,
+    ) -> Allocation:
         room = padded(size_bytes + address % _SHADOW_ALIGN)
         shadow = Bytes(np.full(room, 0xFF, np.uint8)) if undefined else None
         found = Allocation(address, size_bytes, name, writable, shadow, owner)
@@ -123,11 +158,40 @@ class GlobalMemory(Space):
         return self.register(address, size_bytes, name, undefined=undefined, owner=whole)
 
     def forget(self, address: int, size_bytes: int) -> None:
-        """Takes back what overlaps a range."""
-        kept = [a for a in self._allocations if a.end <= address or a.base >= address + size_bytes]
-        if len(kept) != len(self._allocations):
-            self._allocations = kept
-            self._bases = [a.base for a in kept]
+        """Takes back what overlaps a range, but for what this is a part of."""
+        end = address + size_bytes
+
+        def stays(a: Allocation) -> bool:
+            apart = a.end <= address or a.base >= end
+            return apart or (a.base <= address and end <= a.end and a.size_bytes > size_bytes)
+
+        with self.lock:
+            for view in self._views:
+                parent = self.find(view.base)
+                if not stays(view) and parent is not None:
+                    self._define(parent, view)
+            self._restore(list(filter(stays, self._allocations)), list(filter(stays, self._views)))
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """What is registered inside of this is forgotten behind it, and nothing else."""
+        with self.lock:
+            before = list(self._allocations), list(self._views)
+            try:
+                yield
+            finally:
+                self._restore(*before)
+
+    def _restore(self, allocations: list[Allocation], views: list[Allocation]) -> None:
+        self._allocations, self._views = allocations, views
+        self._bases = [a.base for a in allocations]
+
+    @staticmethod
+    def _define(parent: Allocation, view: Allocation) -> None:
+        """Makes a part of an allocation defined."""
+        if parent.shadow is not None:
+            start = view.base - (parent.base & -_SHADOW_ALIGN)
+            parent.shadow.data[start : start + view.size_bytes] = 0
 
     def write(self, address: int, data: bytes) -> None:
         """Writes from the host."""
@@ -156,6 +220,14 @@ class GlobalMemory(Space):
         if place >= 0 and address < self._allocations[place].end:
             return self._allocations[place]
         return None
+
+    def describe(self, address: int) -> str:
+        told = super().describe(address)
+        inside = [v for v in self._views if v.base <= address < v.end]
+        found = inside[-1] if inside else self.find(address)
+        if found is None:
+            return told
+        return f"{told}, offset {address - found.base} of {found.name or 'one buffer'}"
 
     def owners(self, group: Group, addresses: Array) -> list[Allocation]:
         """The allocations that checked addresses of a group's threads lie in."""
@@ -217,7 +289,7 @@ class GlobalMemory(Space):
 
     def locate(self, group: Group, addresses: Array, total: int, writing: bool) -> Array:
         least, greatest, bits = active_range(group, addresses)
-        check_alignment(group, addresses, bits, total)
+        check_alignment(group, addresses, bits, total, self)
         found = self.find(least)
         inside = found is not None and greatest + total <= found.end
         if not inside or (writing and found is not None and not found.writable):

@@ -7,8 +7,9 @@ until all threads of its warp are there, as the PTX ISA demands, so the schedule
 and never about results. With a seed, the choice is random instead.
 """
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import numpy as np
@@ -20,13 +21,15 @@ from .barriers import CtaBarriers, MemoryBarriers
 from .calls import Calls
 from .clusters import ClusterBarrier
 from .decoder import STOP, Decoder, Step
-from .errors import SimulationError, Where
+from .errors import PoisonError, SimulationError, Where
 from .global_memory import GlobalMemory
 from .groups import WARP, Array, Group, GroupCache, Lanes
 from .launch_shape import Dim, Options, Shape
 from .locations import Locations
 from .meetings import Meetings
-from .memory import LocalMemory, ParamMemory
+from .memory import SHARED_WINDOW, LocalMemory, ParamMemory
+from .origins import origins
+from .polling import PollWatch
 from .program import Program
 from .proxies import ProxyRaces
 from .ptx_syntax import Register
@@ -83,7 +86,9 @@ class Machine:
         meetings: where threads of a warp wait for each other.
         barriers, mbarriers: barriers of CTAs, barrier objects in shared memory.
         copies, completions: asynchronous operations under way.
+        watch: looks for polling that never ends.
         parts: what has state of its own, to be reset between waves; others may add to it.
+        undefined_loads: step -> the first address at which it has read undefined memory.
         progress: counts what may let waiting threads go on.
     """
 
@@ -103,6 +108,7 @@ class Machine:
         self.progress = 0
         self.parked_at: Array = np.zeros((self.warps, WARP), np.int64)
         self._timed_out_at = -1
+        self.undefined_loads: dict[int, int] = {}
         self._registers: dict[str, RegisterFile] = {}
         self._specials: dict[str, Array] = {}
         self.ctas: list[Dim] = []
@@ -116,6 +122,7 @@ class Machine:
         self.cluster_barrier = ClusterBarrier(self)
         self.meetings = Meetings(self)
         self.calls = Calls(self)
+        self.watch = PollWatch(self)
         self.parts: list[Resettable] = [
             self.schedule,
             self.meetings,
@@ -125,6 +132,7 @@ class Machine:
             self.completions,
             self.cluster_barrier,
             self.calls,
+            self.watch,
         ]
         # What is checked when all threads of a wave have ended.
         self.at_end: list[Callable[[], None]] = [self.barriers.finish]
@@ -133,10 +141,16 @@ class Machine:
 
     def _make_memory(self) -> None:
         program, shape = self.program, self.shape
-        extents = sorted((start, start + size) for start, size in program.shared.values())
+        placed = sorted(
+            (start, start + size, name) for name, (start, size) in program.shared.items()
+        )
         if shape.smem_bytes:
-            extents.append((program.dynamic_base, program.dynamic_base + shape.smem_bytes))
+            end = program.dynamic_base + shape.smem_bytes
+            name = program.dynamic[0] if program.dynamic else "dynamic shared memory"
+            placed.append((program.dynamic_base, end, name))
+        extents = [(start, end) for start, end, _ in placed]
         self.shared = SharedMemory(shape.ctas, extents, self.row_cta, shape.cluster_size)
+        self.shared.names = [name for _, _, name in placed]
         self.races = ProxyRaces(self) if self.options.races else None
         self.shared.races = self.races
         self.locations = Locations()
@@ -196,6 +210,10 @@ class Machine:
             self._registers[register.name] = found
         return found
 
+    def register_files(self) -> Iterable[RegisterFile]:
+        """All registers that have been used."""
+        return self._registers.values()
+
     def address_of(self, name: str) -> int | Callable[[], Array]:
         """Address of a variable in its own space, or for shared memory, uint64 [warps, 32] ones."""
         program = self.program
@@ -222,14 +240,18 @@ class Machine:
     def special(self, name: str) -> Callable[[], Array] | None:
         """Values [warps, 32] of a special register; None if it is not known."""
         if name in ("%clock", "%clock64", "%globaltimer", "%globaltimer_lo"):
-            return lambda: np.full((self.warps, WARP), 32 * self.schedule.clock, np.uint64)
+            return lambda: self._time(0)
         if name in ("%clock_hi", "%globaltimer_hi"):
-            return lambda: np.full((self.warps, WARP), 32 * self.schedule.clock >> 32, np.uint64)
+            return lambda: self._time(32)
         if not self._specials:
             self._specials = special_values(self.shape, [], (1, 1, 1), self._static_bytes)
         if name not in self._specials:
             return None
         return lambda: self._specials[name]
+
+    def _time(self, shift: int) -> Array:
+        self.watch.clocks_read += 1
+        return np.full((self.warps, WARP), 32 * self.schedule.clock >> shift, np.uint64)
 
     # -- running --------------------------------------------------------------------------------
 
@@ -263,9 +285,11 @@ class Machine:
         with np.errstate(all="ignore"):
             self.put(0, self.live)
             while True:
+                if self.watch.finds_no_end() and not self._time_out():
+                    raise reports.polling(self, math.prod(grid) - first - len(ctas))
                 pc = self.schedule.choose(self.completions.run)
                 if pc is not None:
-                    if self.schedule.clock > self.options.limit:
+                    if self.schedule.clock > self.options.max_basic_blocks:
                         raise reports.endless(self, pc)
                     self._execute(pc)
                     if beat is not None:
@@ -290,6 +314,7 @@ class Machine:
         self.local.reset()
         self.frames.reset()
         self.progress, self._timed_out_at = 0, -1
+        self.undefined_loads.clear()
         for part in self.parts:
             part.reset()
         if self.races is not None:
@@ -317,14 +342,17 @@ class Machine:
                 # Who is to blame is not always known; these threads are at the instruction.
                 thread = error.thread or group.first(group.active())
                 error.where = reports.where(self, pc, thread)
+                if isinstance(error, PoisonError):
+                    error.what += origins(self, pc, thread)
             raise
 
     def _leader(self, pc: int) -> Step:
         """The step ahead of a block: lets others run where that brings threads together."""
-        goes_on = self.schedule.goes_on
+        goes_on, ran = self.schedule.goes_on, self.watch.ran
 
         def leader(group: Group) -> int | None:
             if goes_on(pc):
+                ran(group.lanes)
                 return None
             self.put(pc, group.lanes)
             return STOP
@@ -340,6 +368,42 @@ class Machine:
     def park(self, pc: int, lanes: Lanes) -> None:
         """Notes, for reports, that threads wait at a step; whoever lets them go calls `put`."""
         self.parked_at[lanes] = pc
+
+    def polled(self, group: Group, pc: int, addresses: Array, yields: bool) -> None:
+        """Threads have loaded something in a loop.
+
+        Args:
+            group: who.
+            pc: the step of the load.
+            addresses: that it has read, uint64 [n, 32].
+            yields: whether it may wait for others, which should run soon.
+        """
+        if yields:
+            self.schedule.yield_soon()
+        self.watch.note(group, pc, addresses)
+
+    def place_of(self, opcode: str, address: int) -> str:
+        """An address of an instruction, with what lies there, for messages."""
+        parts = opcode.split(".")
+        if any(part.startswith("shared") for part in parts):
+            return self.shared.describe(address)
+        if any(part in ("local", "param", "param::entry", "param::func") for part in parts):
+            return f"{hex(address)} in local memory or parameters"
+        if address >> 56 == SHARED_WINDOW >> 56:
+            return self.shared.describe(address & (SHARED_WINDOW - 1))
+        return self.memory.describe(address)
+
+    def changes(self) -> tuple[int, ...]:
+        """Counts that stay the same as long as threads get nothing from each other.
+
+        Meetings at barriers of CTAs are not among them: they may belong to a loop that polls.
+        """
+        spaces = (self.memory, self.shared, self.local, self.frames)
+        return (
+            self.progress - self.barriers.meetings,
+            self.watch.clocks_read,
+            *(space.memory.changes for space in spaces),
+        )
 
     def exit(self, group: Group) -> int:
         """Ends threads."""
@@ -369,7 +433,12 @@ class Machine:
         """Called when no thread can run: delivers what is in flight, lets timed waits time out."""
         if self.completions.run_one():
             return
-        if self._timed_out_at != self.progress and self.mbarriers.time_out():
-            self._timed_out_at = self.progress
-            return
-        raise reports.deadlock(self)
+        if not self._time_out():
+            raise reports.deadlock(self)
+
+    def _time_out(self) -> bool:
+        """Lets timed waits time out, once until something happens; False if nobody goes on."""
+        if self._timed_out_at == self.progress or not self.mbarriers.time_out():
+            return False
+        self._timed_out_at = self.progress
+        return True

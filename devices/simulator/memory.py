@@ -25,10 +25,16 @@ def fault(kind: type[SimulationError], what: str, group: Group, bad: Lanes) -> S
 
 
 class Bytes:
-    """Bytes that are read and written in elements of 1 to 32 bytes, at offsets of any shape."""
+    """Bytes that are read and written in elements of 1 to 32 bytes, at offsets of any shape.
+
+    Attributes:
+        data: the bytes.
+        changes: how often they have been written.
+    """
 
     def __init__(self, data: Array) -> None:
         self.data = data
+        self.changes = 0
         self._views: dict[int, Array] = {}
 
     def _view(self, total: int) -> Array:
@@ -54,17 +60,20 @@ class Bytes:
         if count > 1 or size > 8:
             values = np.ascontiguousarray(values).view(self._view(total).dtype)[..., 0]
         self._view(total)[offsets // total] = values
+        self.changes += 1
 
     def fill(self, offsets: Array, total: int, value: int) -> None:
         """Writes the same byte to elements of `total` bytes."""
         view = self._view(total)
         view[offsets // total] = np.full(total, value, np.uint8).view(view.dtype)[0]
+        self.changes += 1
 
     def put_bytes(self, offsets: Array, data: Array) -> None:
         """Writes elements given as bytes [n, total]."""
         total = data.shape[1]
         view = self._view(total)
         view[offsets // total] = np.ascontiguousarray(data).view(view.dtype)[:, 0]
+        self.changes += 1
 
     def take_bytes(self, offsets: Array, total: int) -> Array:
         """Elements of `total` bytes, as bytes [n, total]."""
@@ -83,6 +92,10 @@ class Space:
 
     def __init__(self, name: str, memory: Bytes, shadow: Bytes | None) -> None:
         self.name, self.memory, self.shadow = name, memory, shadow
+
+    def describe(self, address: int) -> str:
+        """An address for messages, with what lies there."""
+        return f"{self.name} address {address:#x}"
 
     def locate(self, group: Group, addresses: Array, total: int, writing: bool) -> Array:
         """Offsets (int64) of accesses of `total` bytes; valid ones for inactive threads, too.
@@ -147,11 +160,13 @@ def active_range(group: Group, addresses: Array) -> tuple[int, int, int]:
     return int(used.min()), int(used.max()), int(np.bitwise_or.reduce(used, axis=None))
 
 
-def check_alignment(group: Group, addresses: Array, bits: int, total: int) -> None:
+def check_alignment(group: Group, addresses: Array, bits: int, total: int, space: Space) -> None:
     """Raises AlignmentError if an address is no multiple of the size of its access."""
     if bits & (total - 1):
         bad = (addresses & np.uint64(total - 1)) != 0
-        raise fault(AlignmentError, f"an access of {total} bytes is misaligned", group, bad)
+        bad = bad if group.mask is None else bad & group.mask
+        at = space.describe(int(addresses[bad][0]))
+        raise fault(AlignmentError, f"an access of {total} bytes is misaligned: {at}", group, bad)
 
 
 class LocalMemory(Space):
@@ -172,7 +187,7 @@ class LocalMemory(Space):
 
     def locate(self, group: Group, addresses: Array, total: int, writing: bool) -> Array:
         _, greatest, bits = active_range(group, addresses)
-        check_alignment(group, addresses, bits, total)
+        check_alignment(group, addresses, bits, total, self)
         if greatest + total > self._end:
             bad = addresses + np.uint64(total) > self._end
             told = f"an access of {total} bytes lies outside of {self.name} memory"
@@ -190,7 +205,7 @@ class ParamMemory(Space):
 
     def locate(self, group: Group, addresses: Array, total: int, writing: bool) -> Array:
         _, greatest, bits = active_range(group, addresses)
-        check_alignment(group, addresses, bits, total)
+        check_alignment(group, addresses, bits, total, self)
         if writing or greatest + total > self._end:
             bad = np.ones(addresses.shape, np.bool_)
             if not writing:

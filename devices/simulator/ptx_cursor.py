@@ -31,11 +31,24 @@ class Cursor:
         """Takes the next token, which must be of a certain text if one is given."""
         token = self.tokens[self.at]
         if token.kind == "end":
+            opened = self._open_brace()
+            if opened is not None:
+                self.refuse("the text ends, and nothing closes this brace", opened)
             self.refuse("the text ends in the middle of something", token)
         if text is not None and token.text != text:
             self.refuse(f"expected {text!r}, found {token.text!r}", token)
         self.at += 1
         return token
+
+    def _open_brace(self) -> Token | None:
+        """The last opening brace that no closing one belongs to."""
+        opened: list[Token] = []
+        for token in self.tokens[: self.at]:
+            if token.text == "{":
+                opened.append(token)
+            elif token.text == "}" and opened:
+                opened.pop()
+        return opened[-1] if opened else None
 
     def accept(self, *texts: str) -> Token | None:
         """Takes the next token if it is one of these."""

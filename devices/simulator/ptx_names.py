@@ -1,5 +1,6 @@
 """Names of PTX: scopes that hide each other's, and what the operands of instructions stand for."""
 
+import re
 from dataclasses import dataclass, field, replace
 
 from .errors import PtxSyntaxError, Where
@@ -17,6 +18,9 @@ from .ptx_syntax import (
     Variable,
     Vector,
 )
+
+_ORDINARY = re.compile(r"%(?!pm)[a-z]{1,2}\d+$")
+"""Names that compilers give to registers, and that no special register has (PTX ISA 10)."""
 
 
 @dataclass(slots=True)
@@ -79,7 +83,7 @@ class _Resolver:
             return Vector(tuple(map(self._resolve, found.items)))
         if isinstance(found, Variable):
             return Symbol(found.name, symbol.offset)
-        if found is None and symbol.name.startswith("%"):
+        if found is None and symbol.name[0] == "%" and not _ORDINARY.match(symbol.name):
             return Special(symbol.name)
         known = self._module.variables, self._module.functions
         if found is None and (self._is_call or any(symbol.name in names for names in known)):

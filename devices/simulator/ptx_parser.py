@@ -327,6 +327,8 @@ class _Parser(Cursor):
         elif token.kind == "word" or token.text == "@":
             self._instruction(scope)
         else:
+            if token.kind == "end":
+                self.take()
             self.refuse(f"{token.text!r} starts no statement of a function")
 
     def _declare(self, scope: Scope, variable: Variable) -> None:

@@ -42,10 +42,14 @@ def tokens_of(text: str) -> list[Token]:
     line, at = 1, 0
     while at < len(text):
         match = _TOKEN.match(text, at)
-        if match is None:
+        opens = text.startswith("/*", at)
+        if match is None or (opens and match.lastgroup != "comment"):
             lines = text.splitlines()
+            told = f"the character {text[at]!r} starts no token of PTX"
+            if opens:
+                told = "the text ends inside of a comment that begins here"
             raise PtxSyntaxError(
-                f"the character {text[at]!r} starts no token of PTX",
+                told,
                 Where(line, lines[line - 1].strip()),
             )
         kind = match.lastgroup or ""

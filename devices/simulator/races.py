@@ -203,7 +203,7 @@ class RaceDetector(Clocks):
         offset = place * GRANULE % machine.shared.size
         lanes = np.zeros((len(group), 32), np.bool_)
         lanes[group.index == row] = True
-        named = told.format(place=f"shared address {offset:#x}", own=machine.row_warp[row])
+        named = told.format(place=machine.shared.describe(offset), own=machine.row_warp[row])
         raise fault(RaceError, f"{self._name(other)} {named}", group, lanes)
 
     def name_of(self, actor: int) -> str:

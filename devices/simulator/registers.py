@@ -58,6 +58,11 @@ class RegisterFile:
         self._own: Array | None = None
         self.poison: Array | None = self._undefined
 
+    @property
+    def untouched(self) -> bool:
+        """Whether no thread has written it."""
+        return self.poison is self._undefined
+
     def reset(self) -> None:
         """Makes it undefined in every thread."""
         self.poison = self._undefined

@@ -9,18 +9,24 @@ from humming.capability import DeviceCapabilities
 from humming.errors import HummingError
 from humming.hookspecs import Buffer, Image, MappedMatrix
 
-from . import instructions  # noqa: F401  (registers the builders)
+from . import (
+    availability,
+    instructions,  # noqa: F401  (registers the builders)
+)
 from .global_memory import Allocation, GlobalMemory
 from .global_order import GlobalOrder
 from .groups import WARP
 from .launch_limits import check_directives, check_launch, resident_clusters
-from .launch_shape import Dim, Options, Shape
+from .launch_shape import Dim, Options, Shape, present
 from .machine import Beat, Machine
 from .program import Program, link
 from .ptx_parser import parse
 from .ptx_syntax import TYPE_BITS, Symbol, Variable
 from .swizzles import B128, OF_TENSOR_MAP
 from .tensor_maps import TensorMap
+
+_KEPT_MACHINES = 16
+"""How many shapes of launches a kernel keeps a machine for."""
 
 
 class SimulatedKernel:
@@ -31,8 +37,7 @@ class SimulatedKernel:
     ) -> None:
         self.program, self.smem_bytes, self.options = program, smem_bytes, options
         self._memory = memory
-        self._order = GlobalOrder(memory) if options.races else None
-        self._machines: dict[Shape, Machine] = {}
+        self._machines: dict[tuple[Shape, Options], Machine] = {}
         self._globals = _place_globals(program, memory)
 
     def launch(
@@ -66,21 +71,21 @@ class SimulatedKernel:
             HummingError: a launch that no device would accept.
         """
         data = bytes(params)
+        options = present(self.options)
         self._check(grid, Shape(1, block, cluster, self.smem_bytes), data, non_portable)
         # One kernel at a time: they share what is registered, and each machine has one state.
-        with self._memory.lock:
+        with self._memory.lent():
             for buffer in buffers:
                 self._memory.register(
                     buffer.address, buffer.size_bytes, buffer.name, undefined=buffer.undefined
                 )
             try:
-                self._memory.order = self._order
-                if self._order is not None:
+                order = GlobalOrder(self._memory) if options.races else None
+                self._memory.order = order
+                if order is not None:
                     awaited = [b for b in buffers if b.awaited and pdl]
-                    self._order.begin_launch(
-                        [(b.address, b.address + b.size_bytes) for b in awaited]
-                    )
-                self._run(grid, block, data, cluster, progress)
+                    order.begin_launch([(b.address, b.address + b.size_bytes) for b in awaited])
+                self._run(grid, block, data, cluster, progress, options)
             finally:
                 for buffer in buffers:
                     self._memory.forget(buffer.address, buffer.size_bytes)
@@ -92,17 +97,20 @@ class SimulatedKernel:
         data: bytes,
         cluster: Dim,
         progress: Callable[[int, int], None] | None,
+        options: Options,
     ) -> None:
         beat = None if progress is None else Beat(progress, math.prod(grid))
         first = 0
         shape = None
-        for ctas in self._waves(grid, block, cluster):
+        for ctas in self._waves(grid, block, cluster, options):
             # The last wave is a smaller one, on the same machine.
             shape = shape or Shape(len(ctas), block, cluster, self.smem_bytes)
-            machine = self._machines.get(shape)
+            machine = self._machines.get((shape, options))
             if machine is None:
-                machine = Machine(self.program, shape, self._memory, self.options)
-                self._machines[shape] = machine
+                if len(self._machines) >= _KEPT_MACHINES:
+                    self._machines.clear()
+                machine = Machine(self.program, shape, self._memory, options)
+                self._machines[shape, options] = machine
             machine.run(ctas, grid, data, self._globals, first, beat)
             first += len(ctas)
             if beat is not None:
@@ -116,12 +124,12 @@ class SimulatedKernel:
             told = f"{program.entry.name} has {program.param_bytes} bytes of parameters"
             raise HummingError(f"{told}; {len(data)} are given")
 
-    def _waves(self, grid: Dim, block: Dim, cluster: Dim) -> Iterator[list[Dim]]:
+    def _waves(self, grid: Dim, block: Dim, cluster: Dim, options: Options) -> Iterator[list[Dim]]:
         """CTAs that run at the same time, those of a cluster next to each other."""
         threads = block[0] * block[1] * block[2]
         cluster_size = cluster[0] * cluster[1] * cluster[2]
         warps = -(-threads // 32) * cluster_size
-        clusters = max(1, self.options.wave_warps // warps)
+        clusters = max(1, options.wave_warps // warps)
         if self.program.polls:
             # A CTA may wait for any other that the device holds at the same time.
             shape = Shape(1, block, cluster, self.smem_bytes)
@@ -173,7 +181,7 @@ class SimulatorRuntime:
             device_index: without meaning here.
 
         Raises:
-            HummingError: an image of another kind, or one without this kernel.
+            HummingError: an image of another kind, for another target, or without this kernel.
             PtxSyntaxError: text that is no PTX.
             UnknownInstructionError: an instruction of the kernel, or of a function that it calls,
                 that the simulator or the target does not know, also where no thread comes.
@@ -181,6 +189,11 @@ class SimulatorRuntime:
         if image.kind != "ptx":
             raise HummingError(f"the simulator runs PTX, and {entry} is a {image.kind}")
         program = _linked(image.data, entry)
+        reason = availability.target_refusal(program.module.target, self.options.device)
+        if program.module.version == (0, 0):
+            reason = "it does not begin with .version"
+        if reason:
+            raise HummingError(f"the PTX of {entry} cannot be loaded: {reason}")
         _check_instructions(program, self.options.device)
         return SimulatedKernel(program, self.memory, smem_bytes, self.options)
 

@@ -23,7 +23,7 @@ class Schedule:
 
     Attributes:
         ready: step -> bool [warps, 32].
-        clock: blocks of instructions that have begun.
+        clock: basic blocks that have begun.
         random: whether a seed was given.
     """
 

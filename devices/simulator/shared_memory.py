@@ -28,6 +28,7 @@ class SharedMemory(Space):
         cluster_size: CTAs of a cluster; these are neighbours.
 
     Attributes:
+        names: of the variables, as `extents`; for messages.
         pending: for each byte, how many asynchronous writes to it have not been delivered.
         in_flight: number of such writes altogether.
         held: for each piece of 16 bytes, how many asynchronous operations may still read it.
@@ -39,6 +40,7 @@ class SharedMemory(Space):
         self, ctas: int, extents: list[tuple[int, int]], row_cta: Array, cluster_size: int
     ) -> None:
         self.extents = extents or [(0, 0)]
+        self.names: list[str] = []
         self.size = padded(max(end for _, end in self.extents))
         data = np.zeros(ctas * self.size, np.uint8)
         super().__init__("shared", Bytes(data), Bytes(np.full(len(data), 0xFF, np.uint8)))
@@ -76,6 +78,14 @@ class SharedMemory(Space):
         offsets = self.place(group, addresses, total, writing, False)
         self.check_settled(group, offsets, total, "a store to" if writing else "a load of")
         return offsets
+
+    def describe(self, address: int) -> str:
+        place = address & 0xFFFFFF
+        told = super().describe(address)
+        for (start, end), name in zip(self.extents, self.names, strict=False):
+            if start <= place < end:
+                return f"{told}, offset {place - start} of {name}"
+        return told
 
     def check_settled(self, group: Group, offsets: Array, total: int, verb: str) -> None:
         """Raises AsyncHazardError if an asynchronous operation may still write these bytes.
@@ -203,7 +213,7 @@ class SharedMemory(Space):
     ) -> Array:
         """`locate`, for `shared::cluster` too: there CTAs of the cluster may be addressed."""
         _, _, bits = active_range(group, addresses)
-        check_alignment(group, addresses, bits, total)
+        check_alignment(group, addresses, bits, total, self)
         rank, window = addresses >> np.uint64(24), addresses & np.uint64(0xFFFFFF)
         own = self._rank[group.rows][:, None]
         if len(self._starts) == 1:

@@ -259,6 +259,7 @@ class TensorMemory:
             held = keep[:, None]
             values = np.where(held, cells.data[region.index], values)
             bad = np.where(held, cells.poison[region.index], bad)
+        self._machine.progress += 1
         cells.data[region.index] = values
         cells.poison[region.index] = bad
 

@@ -100,7 +100,7 @@ def test_a_simulated_product_tells_its_progress(monkeypatch: pytest.MonkeyPatch)
         product(70)
     assert told.shown.pop() == "hidden"
     names, done, totals = zip(*told.shown, strict=True)
-    assert set(names) == {"sim:a100_80gb, blocks of the kernel"}
+    assert set(names) == {"sim:a100_80gb, CTAs"}
     assert len(set(totals)) == 1
     assert list(done) == sorted(done)
     assert done[-1] == totals[0] >= 1
@@ -113,7 +113,7 @@ def test_python_on_a_terminal_shows_a_product(monkeypatch: pytest.MonkeyPatch) -
     assert terminal.getvalue() == ""  # it was over soon
     monkeypatch.setattr(progress, "PATIENCE_S", 0.0)
     product()
-    assert "sim:a100_80gb, blocks of the kernel: " in terminal.getvalue()
+    assert "sim:a100_80gb, CTAs: " in terminal.getvalue()
 
 
 def test_a_command_draws_both_bars(monkeypatch: pytest.MonkeyPatch) -> None:

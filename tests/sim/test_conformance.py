@@ -70,7 +70,10 @@ class SimulatedCard:
 
     def run(self, text: str, entry: str, places: Any, launch: Launch) -> list[np.ndarray]:
         self.launches.append(launch)
-        simulator = runtime.SimulatorRuntime(launch_shape.Options(sums=self._by))
+        options = launch_shape.Options()
+        # Also by more than the simulator itself would.
+        object.__setattr__(options, "sums", self._by)
+        simulator = runtime.SimulatorRuntime(options)
         copies, homes = [], []
         for address, before in places:
             room = np.zeros(len(before) + 512, np.uint8)

@@ -457,7 +457,12 @@ def test_value_of_a_thread_that_is_not_there(fault: Any) -> None:
 
 
 def test_endless_loop(fault: Any) -> None:
-    fault("DeadlockError", "did not end within", "L: bra L;", limit=1000)
+    fault("DeadlockError", "a loop that does not end", "L: bra L;")
+
+
+def test_endless_counting(fault: Any) -> None:
+    body = "mov.u32 v, 0; L: add.u32 v, v, 1; bra L;"
+    fault("DeadlockError", "within 1000 basic blocks", body, max_basic_blocks=1000)
 
 
 def test_trap(fault: Any) -> None:
@@ -498,3 +503,43 @@ def test_unknown_instructions(fault: Any, text: str, what: str) -> None:
 )
 def test_text_that_is_no_ptx(fault: Any, text: str, what: str) -> None:
     fault("PtxSyntaxError", what, text)
+
+
+# -- what is told beside the place ----------------------------------------------------------------
+
+
+def test_origins_of_undefined_values(fault: Any) -> None:
+    body = """
+      add.u32 s, s, 4; ld.shared.u32 v, [s]; xor.b32 w, v, t;
+      add.u32 w, w, u; st.global.u32 [at], w;
+    """
+    told = str(fault("PoisonError", "stored to global memory", body))
+    assert "it may come from register u, which nothing has written" in told
+    assert "ld.shared.u32 v, [s]" in told.split("may come from", 2)[2]
+    assert "nobody has written what it read: shared address 0x404, offset 4 of tile" in told
+
+
+def test_origins_that_are_no_memory(fault: Any) -> None:
+    body = "mov.u32 v, 0; div.u32 v, t, v; st.global.u32 [at], v;"
+    told = str(fault("PoisonError", "global memory", body))
+    assert "undefined where it divides by zero" in told
+    assert "nothing has written" not in told
+
+
+def test_origin_of_an_address(fault: Any) -> None:
+    told = str(fault("PoisonError", "the address is undefined", "st.shared.u32 [u], t;"))
+    assert "it may come from register u, which nothing has written" in told
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "told"),
+    [
+        ("AlignmentError", "ld.shared.u32 v, [s+6];", "shared address 0x406, offset 6 of tile"),
+        ("AlignmentError", "ld.global.u32 v, [base+10];", "offset 10 of out"),
+        ("BarrierError", "mbarrier.arrive.shared.b64 _, [s+8];", "offset 8 of tile"),
+        ("RaceError", "st.shared.u32 [s+12], t;", "offset 12 of tile"),
+    ],
+)
+def test_places_of_faults(fault: Any, kind: str, body: str, told: str) -> None:
+    block = 64 if kind == "RaceError" else 32
+    assert told in str(fault(kind, ".", body, block=block))

@@ -11,6 +11,7 @@ from cuda.bindings import nvrtc
 
 from humming.hookspecs import Image
 
+errors = importlib.import_module("humming.devices.simulator.errors")
 parser = importlib.import_module("humming.devices.simulator.ptx_parser")
 runtime = importlib.import_module("humming.devices.simulator.runtime")
 
@@ -184,3 +185,29 @@ def test_module_with_everything_declared() -> None:
     branch: Any = kernel.body[4]
     assert branch.guard.negated
     assert branch.operands[0].index == 7
+
+
+BEGIN = (
+    ".version 8.0\n.target sm_80\n.address_size 64\n.visible .entry test()\n{\n.reg .b32 %r<3>;\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("rest", "told", "line"),
+    [
+        ("mov.u32 %r1, %r77;\nret;\n}\n", "the name '%r77' is not declared", 7),
+        ("mov.b64 %rd1, 0;\nret;\n}\n", "the name '%rd1' is not declared", 7),
+        ("mov.u32 %r1, 0;\nret;\n", "nothing closes this brace", 5),
+        ("{\nmov.u32 %r1, 0;\nret;\n}\n", "nothing closes this brace", 5),
+        ("ret; /* open\n}\n", "the text ends inside of a comment that begins here", 7),
+    ],
+)
+def test_what_is_missing_is_said(rest: str, told: str, line: int) -> None:
+    with pytest.raises(errors.PtxSyntaxError, match=told) as caught:
+        parser.parse(BEGIN + rest)
+    assert caught.value.where.line == line
+
+
+@pytest.mark.parametrize("name", ["%pm0", "%envreg3", "%tid.x", "%clock64", "%lanemask_lt"])
+def test_special_registers_are_not_declared(name: str) -> None:
+    assert parser.parse(f"{BEGIN}mov.u32 %r1, {name};\nret;\n}}\n")

@@ -1,6 +1,7 @@
 """What a launch must keep to, and what warpgroups and dependent grids must."""
 
 import importlib
+import re
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -106,7 +107,7 @@ def test_a_cta_waits_for_one_of_a_later_wave(run_ptx: Callable[..., Any], seed: 
 def test_a_cta_waits_for_one_that_does_not_fit(run_ptx: Callable[..., Any]) -> None:
     flags = np.zeros(300, np.uint32)
     device = plugins.capabilities("h200")
-    options = {"grid": 265, "block": 1024, "target": "sm_90a", "limit": 2000}
+    options = {"grid": 265, "block": 1024, "target": "sm_90a"}
     with pytest.raises(errors.DeadlockError):
         run_ptx(SPIN, {"flags": flags}, device=device, **options)
 
@@ -223,3 +224,132 @@ def test_our_product_waits_for_the_launch_before(monkeypatch: pytest.MonkeyPatch
     (pdl, buffers), *_ = seen
     assert pdl
     assert [b.name for b in buffers if b.awaited] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("device", "target", "told"),
+    [
+        ("t4", "sm_75", ""),
+        ("t4", "sm_70", ""),
+        ("t4", "sm_80", "t4 is sm_75: a target runs on its architecture and later ones"),
+        ("t4", "sm_90a", "an `a` target runs on its own architecture alone"),
+        ("h200", "sm_80", ""),
+        ("h200", "sm_90a", ""),
+        ("b300", "sm_90a", "b300 is sm_103a: an `a` target runs on its own architecture alone"),
+        ("b300", "sm_100a", "an `a` target runs on its own architecture alone"),
+        ("b300", "sm_100f", ""),
+        ("b300", "sm_103a", ""),
+        ("b300", "sm_120", "a target runs on its architecture and later ones"),
+        ("b200", "sm_103f", "an `f` target runs on its architecture and later ones of its family"),
+        ("rtx5090", "sm_100f", "an `f` target runs on its architecture and later ones of its"),
+        ("zw810e", "sm_80", ""),
+        ("zw810e", "sm_90", "zw810e is sm_80: a target runs on"),
+        ("h200", "sm_999", "there is no target sm_999"),
+        (None, "sm_999", "there is no target sm_999"),
+        (None, "compute_90", "there is no target compute_90"),
+        (None, "sm_101a", ""),
+    ],
+)
+def test_targets(device: str | None, target: str, told: str) -> None:
+    """PTX ISA 11.1.2: what a driver loads on which device."""
+    if told:
+        with pytest.raises(HummingError, match=f"cannot be loaded: .*{re.escape(told)}"):
+            launch("", device, target=target)
+    else:
+        launch("", device, target=target)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (".target sm_80\n.address_size 64\n", "begin with .version"),
+        (".version 8.0\n.address_size 64\n", "it has no .target"),
+    ],
+)
+def test_directives_that_a_module_needs(text: str, told: str) -> None:
+    image = Image("ptx", f"{text}.visible .entry test()\n{{\nret;\n}}\n".encode())
+    with pytest.raises(HummingError, match=told):
+        runtime.SimulatorRuntime().load(image, "test", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("seed", value) for value in (-1, "a", 1.5, True)),
+        *(("sums_seed", value) for value in (-1, "a")),
+        *(("sums", value) for value in ("x", 5, -1.01, float("nan"), None)),
+        *(("patience", value) for value in (0, -3, 2.0)),
+        *(("max_basic_blocks", value) for value in (0, -1, None)),
+        *(("wave_warps", value) for value in (0, "1")),
+        ("races", 1),
+        ("device", "h200"),
+    ],
+)
+def test_options_that_mean_nothing(name: str, value: Any) -> None:
+    with pytest.raises(HummingError, match=rf"^Options\({name}=.*\): {name} is "):
+        launch_shape.Options(**{name: value})
+
+
+COPY = """
+  .reg .u64 a, b; .reg .u32 t, v; ld.param.u64 a, [from]; ld.param.u64 b, [to];
+  mov.u32 t, %tid.x; mad.wide.u32 a, t, 4, a; mad.wide.u32 b, t, 4, b;
+  ld.global.u32 v, [a]; st.global.u32 [b], v;
+"""
+
+
+class TestViews:
+    """Memory that is registered inside of other memory."""
+
+    @pytest.fixture
+    def memory(self) -> Any:
+        self.simulator = runtime.SimulatorRuntime()
+        self.x, self.y = np.arange(64, dtype=np.uint32), np.zeros(64, np.uint32)
+        return self.simulator
+
+    def copy(self, source: np.ndarray, to: np.ndarray, **more: Any) -> None:
+        text = ".version 8.0\n.target sm_80\n.address_size 64\n"
+        text += f".visible .entry test(.param .u64 from, .param .u64 to)\n{{{COPY} ret;\n}}\n"
+        kernel = self.simulator.load(Image("ptx", text.encode()), "test", 0)
+        params = struct.pack("<2Q", source.ctypes.data, to.ctypes.data)
+        kernel.launch((1, 1, 1), (len(source), 1, 1), params, **more)
+
+    def put(self, array: np.ndarray, name: str, **more: Any) -> None:
+        self.simulator.register(array.ctypes.data, array.nbytes, name, **more)
+
+    def test_a_view_leaves_its_parent(self, memory: Any) -> None:
+        for array, name in ((self.x, "x"), (self.x[16:32], "part of x"), (self.y, "y")):
+            self.put(array, name)
+        self.copy(self.x, self.y)
+        assert (self.y == self.x).all()
+        memory.forget(self.x[16:].ctypes.data, 64)
+        self.copy(self.x, self.y)
+
+    def test_a_parent_may_come_later(self, memory: Any) -> None:
+        for array, name in ((self.x[16:32], "part of x"), (self.x, "x"), (self.y, "y")):
+            self.put(array, name)
+        self.copy(self.x, self.y)
+        assert (self.y == self.x).all()
+
+    def test_a_view_may_be_undefined_or_defined(self, memory: Any) -> None:
+        self.put(self.y, "y")
+        self.put(self.x, "x", undefined=True)
+        self.put(self.x[:32], "half of x")
+        self.copy(self.x[:32], self.y[:32])
+        with pytest.raises(errors.PoisonError):
+            self.copy(self.x, self.y)
+        self.put(self.x, "x")
+        self.put(self.x[:32], "half of x", undefined=True)
+        self.copy(self.x[32:], self.y[32:])
+        with pytest.raises(errors.PoisonError):
+            self.copy(self.x, self.y)
+
+    def test_what_a_launch_brings_leaves_what_is_registered(self, memory: Any) -> None:
+        self.put(self.x, "x")
+        self.put(self.y, "y")
+        view, whole = self.x[16:32], self.x
+        for array in (view, whole):
+            brought = Buffer(array.ctypes.data, array.nbytes, "brought")
+            self.copy(self.x, self.y, buffers=[brought])
+        self.copy(self.x, self.y)
+        with pytest.raises(errors.BoundsError):
+            self.copy(np.arange(64, dtype=np.uint32), self.y)

@@ -109,10 +109,9 @@ def _packed_or_plain(d: Decoder, kind: str, function: Any) -> Step:
         found: Array = function(floating.split(a, half), floating.split(b, half)).view(np.uint32)
         return found
 
-    target = d.target(0, "u32")
-    return d.elementwise(
-        pairs, target, d.source(1, "u32"), d.source(2, "u32"), poison=poison.halves
-    )
+    target = d.target(0, "u32", given=kind)
+    sources = [d.source(place, "u32", given=kind) for place in (1, 2)]
+    return d.elementwise(pairs, target, *sources, poison=poison.halves)
 
 
 @instruction("mul")

@@ -69,7 +69,7 @@ def atomic(d: Decoder) -> Step:
     """PTX ISA 9.7.13.11."""
     if _kind_of(d) == "b128":
         return _of_128_bits(d)
-    return _build(d, d.targets(0, storage(_kind_of(d))), 1)
+    return _build(d, d.targets(0, storage(_kind_of(d)), given=_kind_of(d)), 1)
 
 
 @instruction("red")
@@ -94,18 +94,19 @@ def _build(d: Decoder, targets: list[Any], first: int) -> Step:
     stored = storage(kind)
     size = TYPE_BITS[kind] // 8
     addresses = d.address(first)
-    seconds = d.sources(first + 1, stored)
+    seconds = d.sources(first + 1, stored, given=kind)
     if len(seconds) != count:
         d.refuse(f"{len(seconds)} operands for a vector of {count}")
-    third = d.source(first + 2, stored) if operation == "cas" else None
+    third = d.source(first + 2, stored, given=kind) if operation == "cas" else None
     in_shared = _function(operation, kind)
     in_global = _flushed_sum if (operation, kind) == ("add", "f32") else in_shared
     dtype = np.dtype(seconds[0].dtype)
     machine = d.machine
-    polls = bool(targets) and d.in_loop
+    pc, polls = d.pc, bool(targets) and d.in_loop
 
     def step(group: Group) -> None:
         at = addresses.read(group)
+        changed = False
         shape = (len(group), 32)
         operands = [
             np.broadcast_to(require_defined(s, group, "the operand"), shape) for s in seconds
@@ -134,11 +135,13 @@ def _build(d: Decoder, targets: list[Any], first: int) -> Step:
                     before = cell[place]
                     old[own, lane, place] = before
                     cell[place] = function(before, operands[place][own, lane], swap[own, lane])
+                    changed = changed or cell[place] != before
                 if order is not None:
                     order(int(part.index[row]), row, lane)
-        machine.progress += 1
+        # One that changes nothing lets nobody go on, as the attempts to get a lock.
+        machine.progress += changed
         if polls:
-            machine.schedule.yield_soon()
+            machine.polled(group, pc, at, True)
         for place, target in enumerate(targets):
             target.put(group, old[..., place])
 

@@ -1,5 +1,6 @@
 """Barriers of warps, CTAs and clusters, and barrier objects (PTX ISA 9.7.13.1-3 and .15)."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -7,11 +8,15 @@ import numpy as np
 from ..decoder import STOP, Decoder, Step, instruction
 from ..errors import UndefinedBehaviorError
 from ..groups import Array, Group
+from ..meetings import Exchange, Waiting
 from ..memory import fault
-from ..operands import Source
-from ..ptx_syntax import Integer
+from ..operands import Source, Target
 from .data import require_defined
 from .memory import shared_addresses
+
+Given = Sequence[Source]
+Results = Sequence[Target]
+Places = Sequence[Waiting]
 
 
 def _uniform(source: Source, group: Group, what: str) -> int:
@@ -29,12 +34,16 @@ def _uniform(source: Source, group: Group, what: str) -> int:
 
 
 def _by_value(d: Decoder, source: Source, group: Group, what: str) -> list[tuple[int, Group]]:
-    """Parts of a group by the value of an operand, which warps may disagree about."""
+    """Parts of a group by the value of an operand, which the threads of a warp agree about."""
     values = np.asarray(require_defined(source, group, what))
     if values.ndim == 0:
         return [(int(values), group)]
     active = group.active()
     found = np.unique(values[active])
+    first = np.where(active, values, values.max()).min(axis=1, keepdims=True)
+    if ((values != first) & active).any():
+        told = f"threads of a warp disagree about {what}"
+        raise fault(UndefinedBehaviorError, told, group, (values != first) & active)
     if len(found) == 1:
         return [(int(found[0]), group)]
     return [(int(v), d.machine.group(group.spread((values == v) & active))) for v in found]
@@ -43,7 +52,7 @@ def _by_value(d: Decoder, source: Source, group: Group, what: str) -> list[tuple
 @instruction("bar.sync", "bar.cta.sync", together="live")
 def bar_sync(d: Decoder) -> Step:
     """PTX ISA 9.7.13.1, the aligned form."""
-    return _sync(d)
+    return _step(_sync(d))
 
 
 @instruction("barrier.sync", "barrier.cta.sync")
@@ -52,53 +61,60 @@ def barrier_sync(d: Decoder) -> Step:
     return _together(d, _sync)
 
 
-def _together(d: Decoder, build: Any) -> Step:
-    """Adds the meeting of a warp's threads: barriers count whole warps."""
-    d.modifiers.flag("aligned")
-    return together_live(d, build(d))
+def _step(exchange: Exchange) -> Step:
+    return lambda group: exchange.run(group, None, exchange.sources, exchange.targets, ())
 
 
-def together_live(d: Decoder, step: Step) -> Step:
+def _together(d: Decoder, build: Callable[[Decoder], Exchange]) -> Step:
+    """Adds the meeting of a warp's threads: barriers count whole warps.
+
+    With .aligned they are at one place, without it anywhere.
+    """
+    aligned = d.modifiers.flag("aligned")
+    exchange = build(d)
+    return together_live(d, _step(exchange), None if aligned else exchange)
+
+
+def together_live(d: Decoder, step: Step, exchange: Exchange | None = None) -> Step:
     """A step that the living threads of a warp execute together."""
-    machine, pc, text = d.machine, d.pc, d.opcode
+    machine, pc = d.machine, d.pc
+    opcode = d.opcode if exchange is None else d.instruction.opcode
 
     def together(group: Group) -> int | None:
-        if group.mask is not None and not machine.meetings.whole_warps(group, pc, False, text):
+        whole = group.mask is None
+        if not whole and not machine.meetings.whole_warps(group, pc, False, opcode, exchange):
             return STOP
         return step(group)
 
     return together
 
 
-def _sync(d: Decoder) -> Step:
+def _sync(d: Decoder) -> Exchange:
     d.expect(1, 2)
-    number = d.source(0, "u32")
-    count = d.source(1, "u32") if len(d.operands) == 2 else None
     machine, pc = d.machine, d.pc
-    if isinstance(d.operands[0], Integer) and count is None:
-        only = int(np.asarray(number.read(_NOBODY)))
-        return lambda group: machine.barriers.arrive(group, pc, only, None)
 
-    def step(group: Group) -> int | None:
-        parts = _by_value(d, number, group, "the number of the barrier")
+    def run(group: Group, _: Any, given: Given, __: Results, waiting: Places) -> int | None:
+        parts = _by_value(d, given[0], group, "the number of the barrier")
         action: int | None = None
         for which, part in parts:
-            threads = None if count is None else _uniform(count, part, "the number of threads")
-            action = machine.barriers.arrive(part, pc, which, threads)
+            threads = _threads(given[1:], part)
+            action = machine.barriers.arrive(part, pc, which, threads, places=waiting)
             if action is None and len(parts) > 1:
                 machine.put(pc + 1, part.lanes)
         return action if len(parts) == 1 else STOP
 
-    return step
+    return Exchange(pc, [d.source(i, "u32") for i in range(len(d.operands))], [], run)
 
 
-_NOBODY = Group(np.zeros((1, 32), np.bool_))
+def _threads(count: Given, group: Group) -> int | None:
+    """How many threads take part, by an operand that may be missing."""
+    return _uniform(count[0], group, "the number of threads") if count else None
 
 
 @instruction("bar.arrive", "bar.cta.arrive", together="live")
 def bar_arrive(d: Decoder) -> Step:
     """PTX ISA 9.7.13.1."""
-    return _arrive(d)
+    return _step(_arrive(d))
 
 
 @instruction("barrier.arrive", "barrier.cta.arrive")
@@ -107,24 +123,22 @@ def barrier_arrive(d: Decoder) -> Step:
     return _together(d, _arrive)
 
 
-def _arrive(d: Decoder) -> Step:
+def _arrive(d: Decoder) -> Exchange:
     d.expect(2)
-    number, count = d.source(0, "u32"), d.source(1, "u32")
     machine, pc = d.machine, d.pc
 
-    def step(group: Group) -> int | None:
-        for which, part in _by_value(d, number, group, "the number of the barrier"):
-            threads = _uniform(count, part, "the number of threads")
+    def run(group: Group, _: Any, given: Given, __: Results, ___: Places) -> None:
+        for which, part in _by_value(d, given[0], group, "the number of the barrier"):
+            threads = _threads(given[1:], part)
             machine.barriers.arrive(part, pc, which, threads, waits=False)
-        return None
 
-    return step
+    return Exchange(pc, [d.source(0, "u32"), d.source(1, "u32")], [], run)
 
 
 @instruction("bar.red", "bar.cta.red", together="live")
 def bar_reduce(d: Decoder) -> Step:
     """PTX ISA 9.7.13.1."""
-    return _reduce(d)
+    return _step(_reduce(d))
 
 
 @instruction("barrier.red", "barrier.cta.red")
@@ -133,30 +147,29 @@ def barrier_reduce(d: Decoder) -> Step:
     return _together(d, _reduce)
 
 
-def _reduce(d: Decoder) -> Step:
+def _reduce(d: Decoder) -> Exchange:
     operation = d.modifiers.one_of("popc", "and", "or")
     kind = d.modifiers.one_of("u32", "pred")
     d.expect(3, 4)
-    target, number = d.target(0, kind), d.source(1, "u32")
-    count = d.source(2, "u32") if len(d.operands) == 4 else None
-    vote = d.source(len(d.operands) - 1, "pred")
     machine, pc = d.machine, d.pc
+    vote = d.source(len(d.operands) - 1, "pred")
+    numbers = [d.source(i, "u32") for i in range(1, len(d.operands) - 1)]
 
-    def step(group: Group) -> int | None:
-        which = _uniform(number, group, "the number of the barrier")
-        threads = None if count is None else _uniform(count, group, "the number of threads")
-        votes = require_defined(vote, group, "the predicate")
+    def run(group: Group, _: Any, given: Given, results: Results, waiting: Places) -> int | None:
+        which = _uniform(given[1], group, "the number of the barrier")
+        votes = require_defined(given[0], group, "the predicate")
         return machine.barriers.arrive(
             group,
             pc,
             which,
-            threads,
+            _threads(given[2:], group),
             votes=np.broadcast_to(votes, (len(group), 32)),
             reduction=operation,
-            target=target,
+            target=results[0],
+            places=waiting,
         )
 
-    return step
+    return Exchange(pc, [vote, *numbers], [d.target(0, kind)], run)
 
 
 @instruction("barrier.cluster.arrive")
@@ -270,7 +283,7 @@ def mbarrier_arrive(d: Decoder) -> Step:
     has_state = not hasattr(d.operands[0], "base")
     place = _Object(d, 1 if has_state else 0)
     d.modifiers.one_of("b64")
-    target = d.target(0, "b64") if has_state else None
+    target = d.target(0, "u64") if has_state else None
     rest = d.operands[2 if has_state else 1 :]
     amount = d.source(rest[0], "u32") if rest else None
     machine = d.machine
@@ -301,7 +314,7 @@ def mbarrier_wait(d: Decoder) -> Step:
     d.modifiers.one_of("b64")
     d.expect(3, 4)
     target = d.target(0, "pred")
-    asked = d.source(2, "u32" if by_parity else "b64")
+    asked = d.source(2, "u32" if by_parity else "u64")
     machine, pc = d.machine, d.pc
 
     def step(group: Group) -> int | None:
@@ -340,5 +353,5 @@ def mbarrier_pending(d: Decoder) -> Step:
     return d.elementwise(
         lambda state: (state & np.uint64(0xFFFFFFFF)).astype(np.uint32),
         d.target(0, "u32"),
-        d.source(1, "b64"),
+        d.source(1, "u64"),
     )

@@ -162,7 +162,7 @@ def funnel_shift(d: Decoder) -> Step:
         moved = both << amount >> np.uint64(32) if left else both >> amount
         return moved.astype(np.uint32)
 
-    sources = [d.source(place, "u32") for place in (1, 2, 3)]
+    sources = [d.source(1, "u32", given="b32"), d.source(2, "u32", given="b32"), d.source(3, "u32")]
     return d.elementwise(function, d.target(0, "b32"), *sources, poison=poison.moved(function, 2))
 
 
@@ -172,7 +172,7 @@ def permute(d: Decoder) -> Step:
     d.modifiers.one_of("b32")
     mode = d.modifiers.one_of("f4e", "b4e", "rc8", "ecl", "ecr", "rc16", default="")
     d.expect(4)
-    sources = [d.source(place, "u32") for place in (1, 2, 3)]
+    sources = [d.source(place, "u32", given="b32") for place in (1, 2, 3)]
     selector = d.operands[3]
 
     def function(a: Any, b: Any, c: Any) -> Array:
@@ -294,7 +294,7 @@ def bit_mask(d: Decoder) -> Step:
         ones = (np.uint64(1) << limited(b)) - np.uint64(1)
         return (ones << limited(a)).astype(np.uint32)
 
-    return d.elementwise(function, d.target(0, "b32"), d.source(1, "u32"), d.source(2, "u32"))
+    return d.elementwise(function, d.target(0, "u32"), d.source(1, "u32"), d.source(2, "u32"))
 
 
 @instruction("szext")
@@ -412,5 +412,7 @@ def find_nth(d: Decoder) -> Step:
         found: Array = several(mask.astype(np.int64), base.astype(np.int64), offset)
         return found
 
-    sources = [d.source(1, "u32"), d.source(2, "u32"), d.source(3, "s32")]
-    return d.elementwise(function, d.target(0, "u32"), *sources)
+    sources = [
+        d.source(place, each, given="b32") for place, each in enumerate(("u32", "u32", "s32"), 1)
+    ]
+    return d.elementwise(function, d.target(0, "u32", given="b32"), *sources)

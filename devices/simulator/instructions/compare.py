@@ -76,9 +76,9 @@ def set_predicate(d: Decoder) -> Step:
     d.expect(4 if combine else 3)
     stored = floating.storage(kind)
     first, second = d.pair(0)
-    sources = [d.source(1, stored), d.source(2, stored)]
+    sources = [d.source(place, stored, given=kind) for place in (1, 2)]
     if kind.endswith("x2"):
-        return _packed_predicates(d, compare, stored, combine)
+        return _packed_predicates(d, compare, kind, combine)
     target = d.target(first, "pred")
     if not combine and isinstance(second, Sink):
         return d.elementwise(compare, target, *sources)
@@ -107,10 +107,11 @@ def set_predicate(d: Decoder) -> Step:
     return step
 
 
-def _packed_predicates(d: Decoder, compare: Any, stored: str, combine: str) -> Step:
+def _packed_predicates(d: Decoder, compare: Any, kind: str, combine: str) -> Step:
     """Two predicates of two pairs: the first of the lower halves, the second of the upper."""
     targets = [d.target(operand, "pred") for operand in d.pair(0)]
-    sources = [d.source(1, stored), d.source(2, stored)]
+    stored = floating.storage(kind)
+    sources = [d.source(place, stored, given=kind) for place in (1, 2)]
     third = d.source(3, "pred") if combine else None
 
     def step(group: Group) -> None:
@@ -144,7 +145,7 @@ def set_value(d: Decoder) -> Step:
     if not result or (not name_parts and not kind.endswith("x2")):
         d.refuse("set without a type of its result")
     d.expect(4 if combine else 3)
-    sources = [d.source(1, stored), d.source(2, stored)]
+    sources = [d.source(place, stored, given=kind) for place in (1, 2)]
     if combine:
         sources.append(d.source(3, "pred"))
     ones: Any = {
@@ -155,7 +156,8 @@ def set_value(d: Decoder) -> Step:
         "bf16x2": np.uint16(0x3F80),
         "u16": np.uint16(0xFFFF),
     }.get(result, np.uint16(0xFFFF) if kind.endswith("x2") else np.uint32(0xFFFFFFFF))
-    target = d.target(0, {"s32": "u32", "u16": "b16"}.get(result, floating.storage(result)))
+    written = {"s32": "u32", "u16": "b16"}.get(result, floating.storage(result))
+    target = d.target(0, written, given=result)
 
     def function(a: Any, b: Any, *rest: Any) -> Array:
         holds = np.asarray(compare(a, b))

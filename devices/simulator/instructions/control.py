@@ -9,6 +9,9 @@ from ..memory import fault, window_of
 from ..ptx_syntax import Integer, Label, Register, Symbol, Vector
 from .data import require_defined
 
+_SYSTEM_CALLS = {"vprintf": "printf", "malloc": "malloc", "free": "free"}
+"""Functions of the driver, and what they are called in CUDA."""
+
 _LINE_BYTES = 128
 """What `discard` is about."""
 
@@ -96,6 +99,8 @@ def call(d: Decoder) -> Step:
     if name not in program.functions:
         if name in ("__assertfail", "__assert_fail"):
             return _assertion
+        if name in _SYSTEM_CALLS:
+            d.refuse(f"{_SYSTEM_CALLS[name]} is not simulated: a driver would provide {name}")
         d.refuse(f"the function {name} has no body")
     function = program.module.functions[name]
     given = [i.name for o in arguments for i in o.items if isinstance(i, Symbol)]
@@ -172,6 +177,8 @@ def trap(d: Decoder) -> Step:
 def sleep(d: Decoder) -> Step:
     """PTX ISA 9.7.19.6: lets others run."""
     d.modifiers.one_of("u32")
+    d.expect(1)
+    d.source(0, "u32")
     machine = d.machine
 
     def step(group: Group) -> int | None:

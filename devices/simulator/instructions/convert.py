@@ -76,7 +76,7 @@ def _between_integers(d: Decoder, to: str, of: str, saturates: bool) -> Step:
     def cut(a: Any) -> Any:
         return np.asarray(a).astype(dtype)
 
-    target, source = d.target(0, to), d.source(1, of)
+    target, source = d.target(0, to, wider=True), d.source(1, of, wider=True)
     if saturates:
         return d.elementwise(clamp, target, source)
     return d.elementwise(cut, target, source, poison=poison.moved(cut))
@@ -93,7 +93,10 @@ def _integer_dtype(kind: str) -> Any:
 
 def _float_source(d: Decoder, operand: int, kind: str) -> tuple[Source, Callable[[Any], Array]]:
     """An operand of a floating-point type as it is stored, and its values in float64."""
-    source = d.source(operand, "b32" if kind == "tf32" else floating.storage(kind))
+    stored = "b32" if kind == "tf32" else floating.storage(kind)
+    opcode = d.instruction.opcode
+    wider = "bf16" not in opcode and "tf32" not in opcode
+    source = d.source(operand, stored, given=kind, wider=wider)
 
     def values(a: Any) -> Array:
         stored = np.asarray(a)
@@ -123,11 +126,11 @@ def _to_integer(d: Decoder, to: str, of: str, mode: str, flushes: bool) -> Step:
         odd = dtype(1 << (int(to[1:]) - 1)) if to[0] == "u" else dtype(low)
         return np.where(nan, odd if wide else dtype(0), result)
 
-    return d.elementwise(function, d.target(0, to), source)
+    return d.elementwise(function, d.target(0, to, wider=True), source)
 
 
 def _from_integer(d: Decoder, to: str, of: str, mode: str, saturates: bool) -> Step:
-    source = d.source(1, of)
+    source = d.source(1, of, wider=to != "bf16")
     exact = int(of[1:]) < 64
 
     def finish(result: Array) -> Array:
@@ -135,7 +138,8 @@ def _from_integer(d: Decoder, to: str, of: str, mode: str, saturates: bool) -> S
 
     if to in ("f32", "f64") and (mode == "rn" or (to == "f64" and exact)):
         dtype = np.float32 if to == "f32" else np.float64
-        return d.elementwise(lambda a: finish(np.asarray(a).astype(dtype)), d.target(0, to), source)
+        target = d.target(0, to, wider=True)
+        return d.elementwise(lambda a: finish(np.asarray(a).astype(dtype)), target, source)
     if not exact or to == "f64":
         d.refuse(f"cvt.{mode}.{to}.{of} is not supported")
 
@@ -143,7 +147,8 @@ def _from_integer(d: Decoder, to: str, of: str, mode: str, saturates: bool) -> S
         codes = numerics.encode(finish(np.asarray(a).astype(np.float64)), to, mode)
         return codes.astype(np.uint32 if to == "f32" else np.uint16)
 
-    return d.elementwise(function, d.target(0, "b32" if to == "f32" else "b16"), source)
+    target = d.target(0, "b32" if to == "f32" else "b16", given=to, wider=to != "bf16")
+    return d.elementwise(function, target, source)
 
 
 def _between_floats(
@@ -159,17 +164,18 @@ def _between_floats(
 ) -> Step:
     source, values = _float_source(d, 1, of)
     stored = "b32" if to in ("f32", "tf32") else floating.storage(to)
+    target = d.target(0, stored, given=to, wider="bf16" not in (to, of) and to != "tf32")
     plain = not (integral or flushes or saturates or finite or relu)
     if plain and to == "f32" and of in ("f16", "bf16"):
         return d.elementwise(
             lambda a: numerics.canonical_f32(floating.expand(a, of).reshape(np.shape(a))),
-            d.target(0, "f32"),
+            d.target(0, "f32", wider=of == "f16"),
             source,
         )
     if plain and of == "f32" and to == "f16" and mode == "rn":
-        return d.elementwise(numerics.f16_of_f32, d.target(0, "b16"), source)
+        return d.elementwise(numerics.f16_of_f32, target, source)
     if plain and of == "f32" and to == "bf16" and mode == "rn":
-        return d.elementwise(numerics.bf16_of_f32, d.target(0, "b16"), source)
+        return d.elementwise(numerics.bf16_of_f32, target, source)
     dtype = {"b16": np.uint16, "b32": np.uint32}.get(stored)
 
     def function(a: Any) -> Array:
@@ -188,7 +194,7 @@ def _between_floats(
             return numerics.flush(result.view(np.float32)).view(np.uint32)
         return result
 
-    return d.elementwise(function, d.target(0, stored), source)
+    return d.elementwise(function, target, source)
 
 
 def _tf32(values: Array, mode: str, finite: bool, relu: bool) -> Array:
@@ -204,7 +210,10 @@ def _pair(d: Decoder, to: str, of: str, mode: str, finite: bool, relu: bool, sca
     width = 4 if name == "e2m1" else 16 if name in ("f16", "bf16") else 8
     stored = {4: "b8", 8: "b16", 16: "b32"}[width]
     dtype = {4: np.uint8, 8: np.uint16, 16: np.uint32}[width]
-    target = d.target(0, stored)
+    wider = (to, of) == ("f16x2", "f32")
+    with_scales = "ue8m0" in (name, of.removesuffix("x2"))
+    given = to if width == 16 and not with_scales else ""
+    target = d.target(0, stored, given=given, wider=wider)
 
     def code(values: Array) -> Array:
         if name == "ue8m0":
@@ -223,7 +232,7 @@ def _pair(d: Decoder, to: str, of: str, mode: str, finite: bool, relu: bool, sca
 
     if of == "f32":
         d.expect(4 if scaled else 3)
-        sources = [d.source(1, "f32"), d.source(2, "f32")]
+        sources = [d.source(1, "f32", wider=wider), d.source(2, "f32", wider=wider)]
         if scaled:
             sources.append(d.source(3, "b16"))
 
@@ -241,7 +250,8 @@ def _pair(d: Decoder, to: str, of: str, mode: str, finite: bool, relu: bool, sca
     inner = of.removesuffix("x2")
     narrow = 4 if inner == "e2m1" else 16 if inner in ("f16", "bf16") else 8
     d.expect(3 if scaled else 2)
-    source = d.source(1, {4: "b8", 8: "b16", 16: "b32"}[narrow])
+    given = of if narrow == 16 and not with_scales else ""
+    source = d.source(1, {4: "b8", 8: "b16", 16: "b32"}[narrow], given=given)
 
     def of_pair(a: Any, *scale: Any) -> Array:
         raw = np.asarray(a).astype(np.uint64)
@@ -314,9 +324,9 @@ def convert_packed(d: Decoder) -> Step:
         d.expect(3)
     else:
         d.expect(4)
-    sources = [d.source(1, "s32"), d.source(2, "s32")]
+    sources = [d.source(1, "s32", wider=True), d.source(2, "s32", wider=True)]
     if len(d.operands) == 4:
-        sources.append(d.source(3, "b32"))
+        sources.append(d.source(3, "b32", wider=True))
 
     def function(a: Any, b: Any, *rest: Any) -> Array:
         parts = [np.clip(np.asarray(v).astype(np.int64), low, high) for v in (a, b)]
@@ -326,4 +336,4 @@ def convert_packed(d: Decoder) -> Step:
             result = result | np.asarray(rest[0]).astype(np.int64) << 2 * bits
         return (result & 0xFFFFFFFF).astype(np.uint32)
 
-    return d.elementwise(function, d.target(0, "b32"), *sources)
+    return d.elementwise(function, d.target(0, "u32", wider=True), *sources)

@@ -54,6 +54,8 @@ def _move_128(d: Decoder) -> Step:
     registers = [d.machine.register(o) for o in d.operands if isinstance(o, Register)]
     if len(registers) != 2:
         d.refuse("mov.b128 moves a register")
+    if any(register.bits != 128 for register in registers):
+        d.refuse("mov.b128 is of registers of 128 bits")
     target, source = registers
 
     def step(group: Group) -> None:
@@ -248,7 +250,7 @@ def rank_of_address(d: Decoder) -> Step:
 def create_policy(d: Decoder) -> Step:
     """PTX ISA 9.7.9.18: cache policies mean nothing here."""
     d.modifiers.left.clear()
-    target: Target = d.target(0, "b64")
+    target: Target = d.target(0, "u64")
 
     def step(group: Group) -> None:
         target.put(group, np.uint64(0))

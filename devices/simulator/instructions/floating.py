@@ -95,8 +95,10 @@ def apply(
         narrow: for each operand, a type of 16 bits that it has instead, or "".
     """
     stored = storage(kind)
-    kinds = [each or stored for each in narrow] or [stored] * count
-    sources = [d.source(place + 1, storage(each)) for place, each in enumerate(kinds)]
+    kinds = [each or kind for each in narrow] or [kind] * count
+    # The assembler takes integers for bf16 that is widened.
+    given = ["u16" if each == "bf16" != kind else each for each in kinds]
+    sources = [d.source(i + 1, storage(each), given=given[i]) for i, each in enumerate(kinds)]
     if narrow:
         inner = function
 
@@ -126,7 +128,7 @@ def apply(
                 result = _flushed_f16(result)
             return contract(result, kind)
 
-        return d.elementwise(halves, d.target(0, stored), *sources, poison=_rule(kind))
+        return d.elementwise(halves, d.target(0, stored, given=kind), *sources, poison=_rule(kind))
     if kind == "f32x2":
 
         def pairs(*operands: Any) -> Array:
@@ -136,7 +138,7 @@ def apply(
             result = canonical_f32(finish(function(*values)))
             return (flush(result) if flushes else result).view(np.uint64)
 
-        return d.elementwise(pairs, d.target(0, stored), *sources)
+        return d.elementwise(pairs, d.target(0, stored, given=kind), *sources)
     canonical = canonical_f64 if kind == "f64" else canonical_f32
     if not (flushes or saturates or relu):
         return d.elementwise(
@@ -203,7 +205,7 @@ def fused(d: Decoder, kind: str) -> Step:
     if mode != "rn":
         d.refuse(f"fma.{mode}.{kind}: this type is rounded to nearest")
     stored = storage(kind)
-    sources = [d.source(place, stored) for place in (1, 2, 3)]
+    sources = [d.source(place, stored, given=kind) for place in (1, 2, 3)]
     name = "bf16" if kind[0] == "b" else "f16"
 
     def function(*operands: Any) -> Array:
@@ -228,7 +230,7 @@ def fused(d: Decoder, kind: str) -> Step:
             codes = numerics.encode(result, "bf16").astype(np.uint16)
         return codes.view(np.uint32) if kind.endswith("x2") else codes
 
-    return d.elementwise(function, d.target(0, stored), *sources, poison=_rule(kind))
+    return d.elementwise(function, d.target(0, stored, given=kind), *sources, poison=_rule(kind))
 
 
 def _f16_of_f64(values: Array) -> Array:
@@ -300,7 +302,8 @@ def sign(d: Decoder, kind: str, opcode: str) -> Step:
         mask = bits(0x80008000 if kind.endswith("x2") else 0x8000)
         stored = storage(kind)
         change = (lambda a: a & ~mask) if opcode == "abs" else (lambda a: a ^ mask)
-        return d.elementwise(change, d.target(0, stored), d.source(1, stored), poison=_rule(kind))
+        target, source = d.target(0, stored, given=kind), d.source(1, stored, given=kind)
+        return d.elementwise(change, target, source, poison=_rule(kind))
     function = np.abs if opcode == "abs" else np.negative
     return apply(d, kind, function, flushes=flushes, count=1)
 

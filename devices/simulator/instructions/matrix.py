@@ -314,7 +314,8 @@ def _product_of_doubles(d: Decoder, m: int, k: int) -> Step:
 
     Every product is added with one rounding, in the order of k; the hardware's order is its own.
     """
-    a, b, c = (d.sources(place, "f64") for place in (1, 2, 3))
+    a, b = (d.sources(place, "f64", given="b64") for place in (1, 2))
+    c = d.sources(3, "f64")
     results = d.targets(0, "f64")
     wanted = (m * k // 32, k // 4, m // 4)
     if (len(a), len(b), len(c)) != wanted or len(results) != len(c):

@@ -55,12 +55,21 @@ class Access:
         modifiers.ignore("nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "unified")
         modifiers.ignore_prefixes("L1::", "L2::")
         self.count = int(modifiers.one_of("v2", "v4", "v8", default="v1")[1:])
-        self.machine = d.machine
+        self.machine, self._pc = d.machine, d.pc
 
     def load(
         self, group: Group, addresses: Array, size: int, count: int = 1
     ) -> tuple[Array, Array | None]:
         """Values [n, 32] (or [n, 32, count]) and their undefined bits."""
+        values, bad = self._load(group, addresses, size, count)
+        if bad is not None and self._pc not in self.machine.undefined_loads:
+            where = bad != 0 if bad.ndim == 2 else (bad != 0).any(axis=-1)
+            self.machine.undefined_loads[self._pc] = int(addresses[where][0])
+        return values, bad
+
+    def _load(
+        self, group: Group, addresses: Array, size: int, count: int
+    ) -> tuple[Array, Array | None]:
         space = self._space(group, addresses)
         if space is None:
             return self._load_mixed(group, addresses, size, count)
@@ -211,7 +220,8 @@ def load(d: Decoder) -> Step:
         return _load_128(d, access)
     size = TYPE_BITS[kind] // 8
     # Bits as they are, but for signed types, which a wider register extends.
-    targets = d.targets(0, kind if kind[0] == "s" else f"b{8 * size}")
+    stored = kind if kind[0] == "s" else f"b{8 * size}"
+    targets = d.targets(0, stored, given=kind, wider=not is_vector(d.operands[0]))
     if len(targets) != access.count:
         d.refuse(f"{len(targets)} registers for a vector of {access.count}")
     machine = d.machine
@@ -222,15 +232,16 @@ def load(d: Decoder) -> Step:
     frame = _frame_offset(machine, address)
     addresses = d.address(1)
     signed = np.dtype(f"i{size}") if kind[0] == "s" else None
-    polls = access.strong and d.in_loop
+    pc, repeats, polls = d.pc, d.in_loop, access.strong
 
     def step(group: Group) -> None:
+        at = addresses.read(group)
         if frame is None:
-            values, bad = access.load(group, addresses.read(group), size, access.count)
+            values, bad = access.load(group, at, size, access.count)
         else:
-            values, bad = machine.frames.load(group, addresses.read(group), size, access.count)
-        if polls:
-            machine.schedule.yield_soon()
+            values, bad = machine.frames.load(group, at, size, access.count)
+        if repeats:
+            machine.polled(group, pc, at, polls)
         if signed is not None:
             values = values.view(signed)
         if access.count == 1:
@@ -334,7 +345,8 @@ def store(d: Decoder) -> Step:
     if kind == "b128":
         return _store_128(d, access)
     size = TYPE_BITS[kind] // 8
-    values = d.sources(1, f"b{8 * size}" if kind[0] != "f" else kind)
+    stored = f"b{8 * size}" if kind[0] != "f" else kind
+    values = d.sources(1, stored, given=kind, wider=not is_vector(d.operands[1]))
     if len(values) != access.count:
         d.refuse(f"{len(values)} registers for a vector of {access.count}")
     machine = d.machine

@@ -132,6 +132,7 @@ def _map_bytes(
 
         def put(data: bytes) -> None:
             shared.memory.data[offset : offset + BYTES] = np.frombuffer(data, np.uint8)
+            shared.memory.changes += 1
 
         return put, shared.memory.data[offset : offset + BYTES].tobytes()
     check_global(machine, thread, address, BYTES, writing)

@@ -6,26 +6,33 @@ import numpy as np
 
 from ..decoder import STOP, Decoder, Step, instruction
 from ..groups import WARP, Array, Group
-from ..meetings import bits_of_lanes
-from ..operands import Source
+from ..meetings import Exchange, bits_of_lanes
+from ..operands import Source, Target
 from .data import require_defined
 
 _LANE = np.arange(WARP, dtype=np.int64)
 
 
-def _members(d: Decoder, mask: Source, step: Any) -> Step:
+def _members(
+    d: Decoder, mask: Source, sources: list[Source], targets: list[Target], run: Any
+) -> Step:
     """A step that first brings together the threads that a mask names.
 
-    `step` gets the group and, for each thread, bool [n, 32, 32], which threads are its partners.
+    `run` gets the group, masks uint32 [n, 32], and the operands of all of them.
     """
-    machine, pc = d.machine, d.pc
+
+    def execute(group: Group, masks: Any, *operands: Any) -> None:
+        run(group, masks, *operands[:2])
+
+    machine, opcode = d.machine, d.instruction.opcode
+    exchange = Exchange(d.pc, sources, targets, execute)
 
     def together(group: Group) -> int | None:
         masks = np.broadcast_to(require_defined(mask, group, "the mask"), (len(group), WARP))
         whole = group.mask is None and bool((masks == 0xFFFFFFFF).all())
-        if not whole and not machine.meetings.members(group, pc, masks):
+        if not whole and not machine.meetings.members(group, masks, opcode, exchange):
             return STOP
-        step(group, masks)
+        run(group, masks, sources, targets)
         return None
 
     return together
@@ -38,10 +45,11 @@ def shuffle(d: Decoder) -> Step:
     d.modifiers.one_of("b32")
     d.expect(5)
     result, inside = d.pair(0)
-    target, valid = d.target(result, "b32"), d.target(inside, "pred")
-    value, other, clamp = d.source(1, "b32"), d.source(2, "u32"), d.source(3, "u32")
+    targets = [d.target(result, "b32"), d.target(inside, "pred")]
+    sources = [d.source(1, "b32"), *(d.source(i, "u32", given="b32") for i in (2, 3))]
 
-    def step(group: Group, masks: Array) -> None:
+    def run(group: Group, masks: Array, given: list[Source], results: list[Target]) -> None:
+        (value, other, clamp), (target, valid) = given, results
         shape = (len(group), WARP)
         by = np.asarray(require_defined(other, group, "the lane")).astype(np.int64)
         limits = np.asarray(require_defined(clamp, group, "the clamp")).astype(np.int64)
@@ -73,7 +81,7 @@ def shuffle(d: Decoder) -> Step:
         target.put(group, taken, bad)
         valid.put(group, good)
 
-    return _members(d, d.source(4, "u32"), step)
+    return _members(d, d.source(4, "u32"), sources, targets, run)
 
 
 @instruction("vote.sync")
@@ -82,9 +90,10 @@ def vote(d: Decoder) -> Step:
     mode = d.modifiers.one_of("all", "any", "uni", "ballot")
     kind = d.modifiers.one_of("pred", "b32")
     d.expect(3)
-    target, predicate = d.target(0, kind), d.source(1, "pred")
+    sources, targets = [d.source(1, "pred")], [d.target(0, kind)]
 
-    def step(group: Group, masks: Array) -> None:
+    def run(group: Group, masks: Array, given: list[Source], answers: list[Target]) -> None:
+        (predicate,), (target,) = given, answers
         active = group.active()
         votes = np.broadcast_to(predicate.read(group), active.shape) & active
         there = bits_of_lanes(active)[:, None] & masks
@@ -102,7 +111,7 @@ def vote(d: Decoder) -> Step:
             bad = bits if mode == "ballot" else bits != 0
         target.put(group, results[mode], bad)
 
-    return _members(d, d.source(2, "u32"), step)
+    return _members(d, d.source(2, "u32"), sources, targets, run)
 
 
 @instruction("match.any.sync", "match.all.sync")
@@ -112,10 +121,10 @@ def match(d: Decoder) -> Step:
     every = d.opcode == "match.all.sync"
     d.expect(3)
     first, second = d.pair(0)
-    target, agreed = d.target(first, "b32"), d.target(second, "pred")
-    value = d.source(1, kind)
+    sources, targets = [d.source(1, kind)], [d.target(first, "u32"), d.target(second, "pred")]
 
-    def step(group: Group, masks: Array) -> None:
+    def run(group: Group, masks: Array, given: list[Source], results: list[Target]) -> None:
+        (value,), (target, agreed) = given, results
         active = group.active()
         values = np.broadcast_to(require_defined(value, group, "the value"), active.shape)
         same = (values[:, :, None] == values[:, None, :]) & active[:, None, :]
@@ -126,7 +135,7 @@ def match(d: Decoder) -> Step:
             bits = np.where(bits == there, masks, np.uint32(0))
         target.put(group, bits)
 
-    return _members(d, d.source(2, "u32"), step)
+    return _members(d, d.source(2, "u32"), sources, targets, run)
 
 
 @instruction("activemask")
@@ -159,12 +168,13 @@ def reduce(d: Decoder) -> Step:
     absolute, keeps_nan = d.modifiers.flag("abs"), d.modifiers.flag("NaN")
     kind = d.modifiers.one_of("u32", "s32", "b32", "f32")
     d.expect(3)
-    target, value = d.target(0, kind), d.source(1, kind)
+    sources, targets = [d.source(1, kind)], [d.target(0, kind)]
     function = _REDUCTIONS[operation]
     if kind == "f32" and not keeps_nan:
         function = {"min": np.fmin, "max": np.fmax}[operation]
 
-    def step(group: Group, masks: Array) -> None:
+    def run(group: Group, masks: Array, given: list[Source], results: list[Target]) -> None:
+        (value,), (target,) = given, results
         active = group.active()
         values = np.broadcast_to(require_defined(value, group, "the value"), active.shape)
         values = np.abs(values) if absolute else values
@@ -175,7 +185,7 @@ def reduce(d: Decoder) -> Step:
                 result[row, own[row]] = function.reduce(values[row, own[row]])
         target.put(group, result)
 
-    return _members(d, d.source(2, "u32"), step)
+    return _members(d, d.source(2, "u32"), sources, targets, run)
 
 
 @instruction("elect.sync")
@@ -183,20 +193,21 @@ def elect(d: Decoder) -> Step:
     """PTX ISA 9.7.13.10: the lowest thread of the mask is the leader."""
     d.expect(2)
     first, second = d.pair(0)
-    target, leads = d.target(first, "b32"), d.target(second, "pred")
+    targets = [d.target(first, "u32"), d.target(second, "pred")]
 
-    def step(group: Group, masks: Array) -> None:
+    def run(group: Group, masks: Array, given: list[Source], results: list[Target]) -> None:
+        target, leads = results
         there = masks & bits_of_lanes(group.active())[:, None]
         lowest = there & (~there + np.uint32(1))
         leader = np.log2(np.maximum(lowest, 1).astype(np.float64)).astype(np.uint32)
         target.put(group, leader)
         leads.put(group, leader == _LANE)
 
-    return _members(d, d.source(1, "u32"), step)
+    return _members(d, d.source(1, "u32"), [], targets, run)
 
 
 @instruction("bar.warp.sync")
 def warp_sync(d: Decoder) -> Step:
     """PTX ISA 9.7.13.2."""
     d.expect(1)
-    return _members(d, d.source(0, "u32"), lambda group, masks: None)
+    return _members(d, d.source(0, "u32"), [], [], lambda *_: None)
