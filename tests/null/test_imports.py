@@ -20,7 +20,10 @@ LAYERS = (
     ("problem", "layout"),
     ("capability",),
     ("components", "hookspecs", "matrix", "registry", "plugins"),
-    ("tiles", "source", "lowering", "tile_cost", "cost", "decision", "composer", "quantize_kernel"),
+    (
+        *("tiles", "source", "lowering", "instruction_counts", "tile_cost", "cost", "decision"),
+        *("composer", "quantize_kernel"),
+    ),
     ("cache", "compiler"),
     ("runtime",),
     ("quantized", "quantizer", "reference", "packing"),
