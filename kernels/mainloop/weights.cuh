@@ -26,11 +26,13 @@ enum class ScaleSite {
 // What is subtracted from a code: nothing, a uint8, or a value of the scale's type.
 enum class ZeroPoint { kNone, kInteger, kFloat };
 
-template <class C>
+// kMayNote: whether NaN codes are noted, where that is cheaper than to make operands of them, in two
+// registers a row block.
+template <class C, bool kMayNote = true>
 struct StagedWeights {
-  // NaN codes are noted where that is cheaper than to make operands of them.
-  using Dequant = typename Noting<typename C::Dequant>::Type;
-  static constexpr bool kNotes = Noting<typename C::Dequant>::kNotes;
+  static constexpr bool kNotes = kMayNote && Noting<typename C::Dequant>::kNotes;
+  using Dequant = typename IfElse<kNotes, typename Noting<typename C::Dequant>::Type,
+                                  typename C::Dequant>::Type;
   static constexpr int kBlocks = C::kBlockN / 16;
   static constexpr int kBricks = C::kBlockK / 64;
   static constexpr int kWords = C::Order::kCodeBits;

@@ -33,7 +33,6 @@ namespace humming {
 template <class C>
 struct WgmmaMainloop {
   using Params = MappedGemmParams;
-  using Weights = StagedWeights<C>;
   using Places = typename C::Mma::Places;
   // Those that multiply, and the warpgroup of the producer.
   static constexpr int kThreads = 32 * C::kWarpsN;
@@ -41,14 +40,16 @@ struct WgmmaMainloop {
   static constexpr int kRowBlocks = C::kBlockN / 16 / C::kWarpsN;
   static constexpr int kTileTokens = 8;
   static constexpr int kTokenTiles = C::kBlockM / kTileTokens;
+  // Sums of a group that are scaled into the accumulators in float.
+  static constexpr bool kPartial = C::kScaleSite == ScaleSite::kAccumulator;
+  // Notes of several row blocks would take the registers that partial sums need.
+  using Weights = StagedWeights<C, !kPartial || kRowBlocks == 1>;
   static constexpr int kBricks = Weights::kBricks;
   static constexpr int kWords = Weights::kWords;
   static constexpr int kStepK = Weights::kStepK;
   static constexpr int kBrickSteps = Weights::kBrickSteps;
   static constexpr int kStageSteps = kBricks * kBrickSteps;
   static constexpr bool kScalesInLoop = Weights::kScalesInLoop;
-  // Sums of a group that are scaled into the accumulators in float.
-  static constexpr bool kPartial = C::kScaleSite == ScaleSite::kAccumulator;
 
   static_assert(C::kWarpsN % 4 == 0 && C::kWarpsK == 1 && C::kBlockN % (16 * C::kWarpsN) == 0,
                 "slot mainloop: warpgroups divide a tile along N");

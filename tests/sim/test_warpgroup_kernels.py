@@ -1,6 +1,7 @@
 """Composed kernels of warpgroups against a float64 reference, and the faults that must be found."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -95,6 +96,37 @@ def test_the_order_of_warps_does_not_change_a_bit(rng: np.random.Generator) -> N
 def test_rows_beyond_the_weight_are_not_read(n: int) -> None:
     """A tile of 128 rows over a weight of fewer reads what there is."""
     product_in("int4_g128 x bf16", 3, n, 192, (2, 1, 8, 2, 2)).check()
+
+
+@pytest.mark.parametrize("activation", ["bf16", "fp16"])
+@pytest.mark.parametrize("spec", ["fp8", "fp8_block128", "float8e3m4_channel"])
+def test_rows_with_nan_codes_are_nan_and_no_others(
+    spec: str, activation: str, rng: np.random.Generator
+) -> None:
+    """Each lane of a row, and every row block of a warp, may be the one that finds it."""
+    m, n, k = 5, int(rng.integers(40, 150)), 8 * int(rng.integers(9, 30))
+    torch.manual_seed(int(rng.integers(2**31)))
+    made = list(plans(f"{spec} x {activation} -> float32", CAPS, (m, n, k), rng))
+    assert made
+    for plan in made:
+        print(plan.lowering.name, plan.tile, n, k)
+        weight = humming.quantize(torch.randn(n, k), plan.problem.weight)
+        codes = weight.codes.clone()
+        rows = torch.from_numpy(rng.choice(n, n // 4, replace=False))
+        sign = torch.from_numpy(rng.integers(0, 2, len(rows)).astype(np.uint8)) * 128
+        codes[rows, torch.from_numpy(rng.integers(0, k, len(rows)))] = sign + 127
+        x = torch.randn(m, k).to(getattr(torch, plan.problem.activation.dtype.name))
+        results = []
+        for read in (weight, replace(weight, codes=codes)):
+            operands = operands_of(plan, read, torch.zeros(n) if plan.problem.bias else None)
+            out = torch.full((m, n), torch.nan)
+            Kernel(plan, -1).launch(x, operands, out, 0)
+            results.append(out)
+        assert results[0].isfinite().all()
+        assert torch.equal(results[1].isnan().any(0).nonzero().flatten(), rows.sort().values)
+        assert results[1][:, rows].isnan().all()
+        sound = ~results[1].isnan()
+        assert torch.equal(results[0][sound], results[1][sound])
 
 
 @pytest.mark.parametrize("rows", ["apart", "single", "repeated", "inner"])

@@ -13,7 +13,7 @@ from ..bulk import Arrivals, barrier_offset, deliver_pieces
 from ..decoder import Decoder, Step, instruction
 from ..errors import AsyncHazardError, PoisonError, UndefinedBehaviorError
 from ..groups import Array, Group
-from ..memory import SHARED_WINDOW, fault
+from ..memory import fault
 from ..operands import Source, Target
 from ..parts import part_of
 from ..ptx_syntax import TYPE_BITS, Register
@@ -36,13 +36,10 @@ _ALL = "multicast::cluster::all"
 
 
 class _Remote:
-    """The address and the barrier object of an operation, in one CTA of the cluster.
+    """The address and the barrier object of an operation, in one CTA of the cluster."""
 
-    Without a state space both addresses are generic ones.
-    """
-
-    def __init__(self, d: Decoder, size: int, generic: bool) -> None:
-        self._machine, self._size, self._generic = d.machine, size, generic
+    def __init__(self, d: Decoder, size: int) -> None:
+        self._machine, self._size = d.machine, size
         self._to = reader(d.address(0), "the address")
         self._barrier = reader(d.address(len(d.operands) - 1), "the address of the mbarrier")
 
@@ -53,11 +50,6 @@ class _Remote:
 
         def place(row: int, thread: Thread) -> tuple[int, int]:
             address, at = to(row, thread), barrier(row, thread)
-            if self._generic:
-                if {address >> 56, at >> 56} != {SHARED_WINDOW >> 56}:
-                    told = "an asynchronous store by a generic address of no shared memory"
-                    raise failure(UndefinedBehaviorError, told, thread)
-                address, at = address - SHARED_WINDOW, at - SHARED_WINDOW
             require_multiple(thread, address & 0xFFFFFF, size, "the address")
             if cta_of(machine, thread, at) != cta_of(machine, thread, address):
                 told = "the mbarrier is in another CTA than the address"
@@ -80,12 +72,18 @@ def _bytes_of(sources: list[Source], group: Group, size: int) -> Array:
     )
 
 
+def _require_window(d: Decoder) -> None:
+    """Refuses the generic forms, which H200 take for illegal instructions."""
+    if not d.modifiers.flag("shared::cluster"):
+        d.refuse(f"{d.opcode} by generic addresses is not simulated; name .shared::cluster")
+
+
 @instruction("st.async")
 def store(d: Decoder) -> Step:
     """PTX ISA 9.7.9.12."""
     modifiers = d.modifiers
     modifiers.ignore("weak")
-    generic = not modifiers.flag("shared::cluster")
+    _require_window(d)
     modifiers.one_of(MBARRIER)
     count = int(modifiers.one_of("v2", "v4", default="v1")[1:])
     kind = modifiers.one_of(*_STORED)
@@ -94,7 +92,7 @@ def store(d: Decoder) -> Step:
     size = count * TYPE_BITS[kind] // 8
     if len(values) != count or size > PIECE:
         d.refuse("st.async stores one, two or four values, of up to 16 bytes together")
-    remote, machine, pc = _Remote(d, size, generic), d.machine, d.pc
+    remote, machine, pc = _Remote(d, size), d.machine, d.pc
     arrivals = part_of(machine, Arrivals)
 
     def step(group: Group) -> None:
@@ -122,7 +120,7 @@ def reduction(d: Decoder) -> Step:
     """PTX ISA 9.7.13.10."""
     modifiers = d.modifiers
     modifiers.ignore("relaxed", "cluster")
-    generic = not modifiers.flag("shared::cluster")
+    _require_window(d)
     modifiers.one_of(MBARRIER)
     operation = modifiers.one_of(*reductions.OPERATIONS)
     kind = modifiers.one_of(*reductions.INTEGERS)
@@ -134,7 +132,7 @@ def reduction(d: Decoder) -> Step:
         d.refuse(f"red.async has no .{operation}.{kind}")
     values = d.sources(1, f"b{TYPE_BITS[kind]}")
     size = TYPE_BITS[kind] // 8
-    remote, machine, pc = _Remote(d, size, generic), d.machine, d.pc
+    remote, machine, pc = _Remote(d, size), d.machine, d.pc
     arrivals = part_of(machine, Arrivals)
 
     def step(group: Group) -> None:
