@@ -140,9 +140,12 @@ class TileConfig:
         return scale_bytes if staged else 0, zero_bytes
 
     def box_bricks(self, problem: GemmProblem) -> int:
-        """Bricks of K that one box of codes brings."""
+        """Bricks of K that one box of codes brings; a stage has a whole number of boxes."""
         brick_bytes = BRICK_ROWS * BRICK_K * problem.weight.dtype.bits // 8
-        return min(self.block_k // BRICK_K, MOST_BOX_ELEMENTS * 8 // brick_bytes)
+        bricks = self.block_k // BRICK_K
+        while bricks % 2 == 0 and bricks * brick_bytes > 8 * MOST_BOX_ELEMENTS:
+            bricks //= 2
+        return bricks
 
     def stage_bytes(self, problem: GemmProblem, lowering: Lowering) -> int:
         """Shared memory of one pipeline stage: codes, scales, zero points, activations."""

@@ -1,10 +1,10 @@
 // Slot mainloop: D[rows x tokens] += W[rows x K] X[tokens x K]^T with MMA of warpgroups, whose A
-// operand is dequantized into registers while the step before is multiplied.
+// operand is dequantized into registers while what is before it is multiplied.
 // Needs: the components of its Config; wgmma, mbarrier_tx, setmaxnreg.
 //
 // Data flow, per pipeline stage of kBlockK values of K:
 //   activations --boxes of 128 bytes x kBlockM tokens--> shared memory, swizzled
-//   packed codes, scales, zeros --runs of bytes--> shared memory behind them
+//   packed codes, scales, zeros --boxes of all row blocks--> shared memory behind them
 //   codes --16-byte reads--> registers --dequant--> A fragments   (a lane reads only its own words)
 //   A x B --wgmma--> sums; per group of K scaled into the accumulators where the plan says so
 //
@@ -17,6 +17,9 @@
 //
 // What is beyond N, M or K are zeros of the boxes: code 0 is a number in every type, and tokens beyond
 // K are 0. Sums of rows beyond N are not stored.
+//
+// Boxes, and no copies of runs of bytes: the copy engine takes about 100 clocks for a copy however
+// short it is, and a stage has one run of codes and one of scales for each row block.
 #pragma once
 
 #include <humming/mainloop/token_scales.cuh>
