@@ -21,7 +21,7 @@ concept Mover = requires(typename T::template Fetch<1> fetch, u32 shared, const 
 // Fills a stage of shared memory from one thread: boxes of mapped matrices, which a
 // barrier object counts.
 template <class T>
-concept Producer = requires(u32 shared, const u8* global, const TensorMap& map, u32 barrier) {
+concept Producer = requires(u32 shared, const TensorMap& map, u32 barrier) {
   T::prepare(map);
   T::box(shared, map, 0, 0, barrier);
 };

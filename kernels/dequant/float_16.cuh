@@ -76,12 +76,12 @@ struct DequantFloat16 : PairOperand<Type> {
     }
   }
 
-  // Adds to `marks`, of rows g and g + 8, whether words hold NaN: bit 7 of a byte turns over when
-  // one is added to it only if the seven below are set (or where a NaN lies beside it).
+  // Adds to `marks`, of rows g and g + 8, whether words hold NaN: one added to the seven bits of a
+  // magnitude sets the bit above only if all of them are set.
   static __device__ void note(const u32 (&words)[kBits], u32 (&marks)[2]) {
 #pragma unroll
     for (int i = 0; i < kBits; ++i) {
-      marks[kSharedWords ? 0 : i % 2] |= (words[i] + 0x01010101u) ^ words[i];
+      marks[kSharedWords ? 0 : i % 2] |= (words[i] & 0x7f7f7f7fu) + 0x01010101u;
     }
   }
   // Whether row g + 8 * half has been marked.

@@ -146,30 +146,38 @@ struct TileEpilogue {
                                 const Sum (&sum)[kVector]) {
     using Out = typename C::Out::Storage;
     Out* to = static_cast<Out*>(p.out) + i64(token) * p.out_stride + row;
-    const float factor = factor_of(p, token);
+    const Factors factors = factors_of(p, token);
     if constexpr (kWhole) {
       Vector<Out> packed;
 #pragma unroll
       for (int i = 0; i < kVector; ++i) {
-        packed.value[i] = C::Out::from_float(finished(p, token, row + i, factor, sum[i]));
+        packed.value[i] = C::Out::from_float(finished(p, token, row + i, factors, sum[i]));
       }
       *reinterpret_cast<Vector<Out>*>(to) = packed;
     } else {
 #pragma unroll
       for (int i = 0; i < kVector; ++i) {
         if (row + i >= p.n) break;
-        to[i] = C::Out::from_float(finished(p, token, row + i, factor, sum[i]));
+        to[i] = C::Out::from_float(finished(p, token, row + i, factors, sum[i]));
       }
     }
   }
 
+  // What all sums of a token are multiplied with, one after the other: their product may be beyond
+  // float's range where the results are not. Large scales come first, small ones last.
+  struct Factors {
+    float first, last;
+  };
+
   // One sum with all scales and the bias.
-  static __device__ float finished(const GemmParams& p, int token, int row, float factor, Sum sum) {
+  static __device__ float finished(const GemmParams& p, int token, int row, const Factors& factors,
+                                   Sum sum) {
     float value = without_zero(p, token, row, sum);
     if constexpr (!Mainloop::kScalesInLoop) {
       value *= C::Scale::to_float(static_cast<const typename C::Scale::Storage*>(p.scales)[row]);
     }
-    if constexpr (kTokenFactor) value *= factor;
+    if constexpr (kTokenFactor || kLeftOut != 1.f) value *= factors.first;
+    if constexpr (kTokenFactor && kLeftOut != 1.f) value *= factors.last;
     const float* second = static_cast<const float*>(p.second_scale);
     if constexpr (C::kSecondScale == SecondScale::kTensor) value *= second[0];
     if constexpr (C::kSecondScale == SecondScale::kChannel) value *= second[row];
@@ -178,22 +186,21 @@ struct TileEpilogue {
     return value;
   }
 
-  // What dequantization left out of operands comes last: a scale near the end of float's range times
-  // a power of two would leave it.
+  // What dequantization left out of operands, and whether tokens have scales.
   static constexpr float kLeftOut = C::Dequant::kFactor * C::Tokens::kFactor;
-  static constexpr bool kTokenFactor =
-      C::kTokenScaling != TokenScaling::kNone || kLeftOut != 1.f || C::kTokenSecond;
+  static constexpr bool kTokenFactor = C::kTokenScaling != TokenScaling::kNone || C::kTokenSecond;
 
-  // What all sums of a token are multiplied with.
-  static __device__ float factor_of(const GemmParams& p, int token) {
-    float factor = kLeftOut;
+  static __device__ Factors factors_of(const GemmParams& p, int token) {
+    if constexpr (!kTokenFactor) return {kLeftOut, 1.f};
+    float scale = 1.f;
     if constexpr (C::kTokenScaling != TokenScaling::kNone) {
       const int at = C::kTokenScaling == TokenScaling::kToken ? token : 0;
       const auto* scales = static_cast<const typename C::TokenScale::Storage*>(p.x_scales);
-      factor *= C::TokenScale::to_float(scales[at]);
+      scale = C::TokenScale::to_float(scales[at]);
     }
-    if (C::kTokenSecond && p.x_second != nullptr) factor *= *p.x_second;
-    return factor;
+    if (C::kTokenSecond && p.x_second != nullptr) scale *= *p.x_second;
+    if constexpr (kLeftOut == 1.f) return {scale, 1.f};
+    return scale > 1.f ? Factors{scale, kLeftOut} : Factors{kLeftOut, scale};
   }
 
   // The last CTA of a tile adds the parts of all and leaves the counter at zero.

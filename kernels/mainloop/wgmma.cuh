@@ -58,6 +58,7 @@ struct WgmmaMainloop {
                 "slot mainloop: warpgroups divide a tile along N");
   static_assert(C::kScaleStepK == 0 || C::kScaleStepK % 64 == 0 || 64 % C::kScaleStepK == 0,
                 "slot mainloop: groups and bricks divide one another");
+  static_assert(C::kStages >= 2, "slot mainloop: a pipeline has at least two stages");
   static_assert(C::kTokenGroupK == 0 || kPartial,
                 "slot mainloop: scales of groups of tokens meet partial sums only");
 
@@ -155,8 +156,8 @@ struct WgmmaMainloop {
           first_block(tile_n * Weights::kBlocks),
           first_token(tile_m * C::kBlockM) {}
 
-    // Announces a stage and brings its weights.
-    __device__ void weights(int stage, const Ring& ring) const {
+    // Announces a stage and brings it.
+    __device__ void bring(int stage, const Ring& ring) const {
       const u32 barrier = ring.full + 8 * ring.slot;
       ptx::mbarrier_arrive_expect_tx(barrier, kBoxes * kBoxBytes + kWeightBytes);
       const u32 codes = shared + ring.slot * kStageSize + kBoxes * kBoxBytes;
@@ -181,13 +182,10 @@ struct WgmmaMainloop {
                       group * (kValues / element_of(Weights::kGroups * kValues)), first_block,
                       barrier);
       }
-    }
-
-    __device__ void tokens(int stage, const Ring& ring) const {
 #pragma unroll
       for (int box = 0; box < kBoxes; ++box) {
         C::Mover::box(shared + ring.slot * kStageSize + box * kBoxBytes, p.x_map,
-                      stage * C::kBlockK + box * kBoxK, first_token, ring.full + 8 * ring.slot);
+                      stage * C::kBlockK + box * kBoxK, first_token, barrier);
       }
     }
   };
@@ -198,18 +196,11 @@ struct WgmmaMainloop {
     C::Mover::prepare(source.p.codes_map);
     if constexpr (kScalesInLoop) C::Mover::prepare(source.p.scales_map);
     if constexpr (Weights::kHasZero) C::Mover::prepare(source.p.zeros_map);
-    int at = begin;
-    if constexpr (C::kDependentLaunch) {
-      // Weights are constant: the first ones come while the grids ahead still write the tokens.
-      Ring ahead = ring;
-      for (; at < end && at < begin + C::kStages; ++at, ahead.advance()) source.weights(at, ahead);
-      ptx::griddepcontrol_wait();
-      for (int stage = begin; stage < at; ++stage, ring.advance()) source.tokens(stage, ring);
-    }
-    for (; at < end; ++at, ring.advance()) {
+    // Not earlier: a grid ahead may have written the weights, too.
+    if constexpr (C::kDependentLaunch) ptx::griddepcontrol_wait();
+    for (int at = begin; at < end; ++at, ring.advance()) {
       ring.wait_empty();
-      source.weights(at, ring);
-      source.tokens(at, ring);
+      source.bring(at, ring);
     }
   }
 

@@ -10,12 +10,6 @@ __device__ inline void named_barrier_sync(int id) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
 }
 
-// The same without waiting for the others.
-template <int kThreads>
-__device__ inline void named_barrier_arrive(int id) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
-}
-
 // PTX ISA 9.7.13.15 "mbarrier". A phase ends with `count` arrivals and with all bytes that were
 // announced.
 __device__ inline void mbarrier_init(unsigned barrier, unsigned count) {

@@ -152,7 +152,6 @@ ROWS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("fence.proxy.async;", _from(90)),
     ("fence.mbarrier_init.release.cluster;", _from(90)),
     ("tensormap.replace.tile.rank.global.b1024.b32 [d0], 1;", ("90a", *BLACKWELL)),
-    (f"st.async.{_BYTES}.b32 [r0], r1, [r2];", _from(90)),
     (f"st.async.shared::cluster.{_BYTES}.b32 [r0], r1, [r2];", _from(90)),
     (f"red.async.relaxed.cluster.shared::cluster.{_BYTES}.add.u32 [r0], r1, [r2];", _from(90)),
     # clusters and scheduling

@@ -214,3 +214,17 @@ def test_integer_sums_leave_room_for_zero_points() -> None:
     assert sums("int8", 100_000) == "int32"
     assert sums("int8_asym", 60_000) == "int32"
     assert sums("int8_asym", 100_000) == "float32"
+
+
+@pytest.mark.parametrize("exponent", [120, -120])
+def test_scales_of_tokens_near_the_ends_of_float(exponent: int) -> None:
+    """Times the powers of two that operands leave out they would be beyond; the results are not."""
+    problem = humming.GemmProblem.parse("fp8 x fp8 -> float32", 16, 64)
+    weight = humming.quantize(torch.randn(16, 64) * 2.0 ** (-exponent // 6), problem.weight)
+    x = (torch.randn(3, 64) * 2.0**exponent).bfloat16()
+    quantized = humming.quantize_activation(x, "fp8", device="sim:t4")
+    packed = humming.pack(weight, activation="fp8")
+    found = humming.matmul(quantized, packed, device="sim:t4", out_dtype=torch.float32)
+    exact = quantized.dequantize().double() @ reference.dequantize(weight).T
+    assert found.isfinite().all()
+    assert ((found.double() - exact).abs() <= 1e-3 * exact.abs().amax()).all()

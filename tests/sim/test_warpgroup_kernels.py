@@ -111,8 +111,12 @@ def test_rows_with_nan_codes_are_nan_and_no_others(
     for plan in made:
         print(plan.lowering.name, plan.tile, n, k)
         weight = humming.quantize(torch.randn(n, k), plan.problem.weight)
-        codes = weight.codes.clone()
         rows = torch.from_numpy(rng.choice(n, n // 4, replace=False))
+        # Rows whose codes lie beside those of such rows have the largest numbers, of either sign.
+        beside = torch.from_numpy(np.setdiff1d(rows.numpy() ^ 8, rows.numpy()))
+        beside = beside[beside < n]
+        weight.codes[beside] = torch.randint(0, 2, (len(beside), k), dtype=torch.uint8) * 128 + 126
+        codes = weight.codes.clone()
         sign = torch.from_numpy(rng.integers(0, 2, len(rows)).astype(np.uint8)) * 128
         codes[rows, torch.from_numpy(rng.integers(0, k, len(rows)))] = sign + 127
         x = torch.randn(m, k).to(getattr(torch, plan.problem.activation.dtype.name))
