@@ -340,20 +340,19 @@ struct WgmmaMainloop {
 
   // Multiplies the fragments of a place, which belong to steps [kStep, kEnd) of a brick. `adds` is
   // false where sums begin.
-  template <int kPlace, int kStep, int kEnd, int kFrom>
+  template <int kPlace, int kStep, int kEnd>
   static __device__ void multiply(Consumer& c, Products& sums, bool adds) {
 #pragma unroll
     for (int step = kStep; step < kEnd; ++step) {
 #pragma unroll
-      for (int block = 0; block < kSide; ++block)
-        ptx::keep(c.a[kPlace][kFrom + step - kStep][block]);
+      for (int block = 0; block < kSide; ++block) ptx::keep(c.a[kPlace][step - kStep][block]);
     }
     ptx::wgmma_fence();
 #pragma unroll
     for (int step = kStep; step < kEnd; ++step) {
 #pragma unroll
       for (int block = 0; block < kSide; ++block) {
-        C::Mma::fma(sums[block], c.a[kPlace][kFrom + step - kStep][block],
+        C::Mma::fma(sums[block], c.a[kPlace][step - kStep][block],
                     c.tokens + ptx::wgmma_descriptor_step(32 * step), adds || step > kStep);
       }
     }
@@ -417,7 +416,7 @@ struct WgmmaMainloop {
   template <int kPlace, int kPart, int kTurn>
   static __device__ bool turns(const StoredTokenScales<C>& token_scales, Consumer& c,
                                const Group& group, Products& sums, Accumulators& acc) {
-    multiply<kPlace, kPart * kTurnSteps, (kPart + 1) * kTurnSteps, 0>(c, sums, kTurn > 0);
+    multiply<kPlace, kPart * kTurnSteps, (kPart + 1) * kTurnSteps>(c, sums, kTurn > 0);
     const bool more = prepare<kPlace, kPart>(c);
     if constexpr (kTurn + 1 < kGroupTurns) {
       return turns<1 - kPlace, (kPart + 1) % kParts, kTurn + 1>(token_scales, c, group, sums, acc);
@@ -439,7 +438,7 @@ struct WgmmaMainloop {
       const Group group(c, kPart * kTurnSteps);
       more = turns<kPlace, kPart, 0>(token_scales, c, group, sums, acc);
     } else {
-      multiply<kPlace, kPart * kTurnSteps, (kPart + 1) * kTurnSteps, 0>(c, acc, true);
+      multiply<kPlace, kPart * kTurnSteps, (kPart + 1) * kTurnSteps>(c, acc, true);
       more = prepare<kPlace, kPart>(c);
     }
     constexpr int kNextPlace = (kPlace + kGroupTurns) % 2,
