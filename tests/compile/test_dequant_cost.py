@@ -1,10 +1,10 @@
 """Dequantizing takes no more instructions than the cost model and the composer's page say."""
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from scripts import load_script
 
 from humming.dtypes import DataType
 from humming.instruction_counts import PER_SCALE_PAIR, PER_VALUE
@@ -16,13 +16,7 @@ SLACK = 2 / 32
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    path = ROOT / "benchmarks" / "dequant_cost.py"
-    spec = importlib.util.spec_from_file_location("dequant_cost", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("benchmarks/dequant_cost.py")
 
 
 @pytest.fixture(scope="module")

@@ -1,27 +1,17 @@
 """What quantizing costs is what formats.md says."""
 
-import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from scripts import load_script
 
 from humming.formats import NAMED_ACTIVATIONS, NAMED_WEIGHTS, ActivationSpec, WeightSpec
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def _generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("format_errors", DOCS / "format_errors.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-GENERATOR = _generator()
+GENERATOR = load_script("docs/format_errors.py")
 SECTION = (DOCS / "formats.md").read_text(encoding="utf-8").split(GENERATOR.BEGIN)[1]
 WEIGHTS, ACTIVATIONS = (
     [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
