@@ -112,8 +112,7 @@ def run_layer(dense: torch.Tensor, weight: humming.QuantizedWeight) -> Iterator[
                 problem,
                 x,
                 weight,
-                split_k=plan.tile.split_k * plan.tile.warps_k,
-                operand_roundings=plan.lowering.operand_roundings(problem),
+                **plan.roundings,
             )
             out = layer(x)
             errors.append(reference.relative_error(out, exact))

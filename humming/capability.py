@@ -58,6 +58,8 @@ class MmaRow:
         a: type of the weights, the A operand.
         b: type of the activations, the B operand.
         accumulator: type of the sums; `INT32` for integers.
+        sum_bits: bits behind the largest addend that sums keep, None where those of the
+            accumulator's type.
         a_sites: where A may lie, a part of `A_SITES`.
         rate_class: what the row's throughput is listed under (`f16`, `fp8`, `int8`, ...).
         rate: dense operations, two per multiply-add, per SM and clock; None if not public.
@@ -90,6 +92,7 @@ class MmaRow:
     emulated: bool = False
     undocumented: bool = False
     min_compiler: tuple[int, int] | None = None
+    sum_bits: int | None = None
     note: str = ""
     source: str = ""
 
@@ -103,9 +106,15 @@ class MmaRow:
         _require(self.shape[1] in self.n_values, self, "n_values")
         _require(self.shape[2] in self.k_values, self, "k_values")
         _require(bool(self.a_sites) and set(self.a_sites) <= set(A_SITES), self, "a_sites")
+        _require(self.sum_bits is None or self.sum_bits > 0, self, "sum_bits")
         _require(self.rate is None or self.rate > 0, self, "rate")
         _require(all(group > 0 for _, group in self.block_scale), self, "block_scale")
         _require(not (self.legacy and self.emulated), self, "legacy")
+
+    @property
+    def is_promoted(self) -> bool:
+        """Whether sums keep so little that they must not run over all of K."""
+        return self.sum_bits is not None or self.accumulator.bits == 16
 
     @property
     def name(self) -> str:

@@ -107,6 +107,9 @@ def _wgmma() -> Iterator[Component]:
     for a, b in product(("int8", "uint8"), repeat=2):
         struct = f"humming::Wgmma<humming::{_INTEGERS[a]}, humming::{_INTEGERS[b]}, int>"
         yield Component("mma", f"wgmma:m64n8k32:{a}:{b}:int32", "humming/mma/wgmma.cuh", struct)
+    for a, b in product(_FLOATS, repeat=2):
+        struct = f"humming::Wgmma<humming::{_FLOATS[a]}, humming::{_FLOATS[b]}, float>"
+        yield Component("mma", f"wgmma:m64n8k32:{a}:{b}:float32", "humming/mma/wgmma.cuh", struct)
 
 
 def _integer_mma(wide: str, narrow: str, types: tuple[str, str]) -> Iterator[tuple[str, str, str]]:

@@ -8,7 +8,7 @@ receive the plan and never look the device up again.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from humming import plugins
 from humming.capability import DeviceCapabilities
@@ -103,6 +103,17 @@ class KernelPlan:
             return 0, 0
         tile_bytes = self.tile.block_n * self.tile.block_m * 4
         return split_k * tiles_n * tiles_m * tile_bytes, tiles_n * tiles_m
+
+    @property
+    def roundings(self) -> dict[str, Any]:
+        """What `reference.error_bound` must know of a kernel, by its arguments' names."""
+        tile, lowering = self.tile, self.lowering
+        partial_k = lowering.partial_k(self.problem) or self.problem.k
+        return {
+            "split_k": tile.split_k * tile.warps_k,
+            "operand_roundings": lowering.operand_roundings(self.problem),
+            "short_k": min(partial_k, tile.warp_k) if lowering.mma.sum_bits else 0,
+        }
 
     def explain(self, m: int | None = None) -> str:
         """Why this kernel, and what it is expected to take at `m` tokens."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from humming.capability import DeviceCapabilities, MmaRow
 from humming.instruction_counts import token_values, weight_values
-from humming.lowering import ACCUMULATOR, Lowering, activation_group, scale_step
+from humming.lowering import Lowering, activation_group
 from humming.problem import GemmProblem
 from humming.tile_cost import Rates, tile_cost
 from humming.tiles import TileConfig
@@ -278,11 +278,12 @@ def weight_bytes(problem: GemmProblem) -> float:
 
 def _sum_slots(problem: GemmProblem, lowering: Lowering) -> float:
     """Issue slots per output for the scales of all groups of K, summed over lanes."""
-    if lowering.scale_site != ACCUMULATOR:
+    step = lowering.partial_k(problem)
+    if not step:
         return 0.0
     slots = ACCUMULATOR_SCALE_SLOTS + ACCUMULATOR_LOAD_SLOTS.get(lowering.mainloop, 0.0)
     slots += INTEGER_CONVERSION_SLOTS if lowering.mma.a.is_integer else 0.0
-    return slots * problem.k / scale_step(problem)
+    return slots * problem.k / step
 
 
 def _overlapped(memory_us: float, mma_us: float, dequant_us: float, mainloop: str) -> float:

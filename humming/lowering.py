@@ -39,6 +39,9 @@ BOX_MOVER = "tma"
 LONGEST_STAGE_K = 512
 """Most values of K of a pipeline stage, after which sums in halves have been added to floats."""
 
+PROMOTED_K = 128
+"""Values of K after which sums that keep few bits are added to floats."""
+
 MOST_LEFT_OUT = 16
 """Powers of two that sums may be too small: of the 149 that float has below one, few are lost."""
 
@@ -117,6 +120,15 @@ class Lowering:
         """Whether operands may be powers of two too small, which scales put back: not if sums are
         halves, which would lose them."""
         return self.mma.accumulator.bits == 32
+
+    def partial_k(self, problem: GemmProblem) -> int:
+        """Values of K whose sums are added to sums in float, of one stage at most; 0 where sums run
+        over all of K. Scales change after a multiple or a divisor of it."""
+        step = scale_step(problem) if self.scale_site == ACCUMULATOR else 0
+        if not self.mma.is_promoted:
+            return step
+        most = LONGEST_STAGE_K if self.mma.sum_bits is None else PROMOTED_K
+        return min(step or most, most)
 
     @property
     def has_producer(self) -> bool:

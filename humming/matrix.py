@@ -42,7 +42,7 @@ _FLAGS = ("legacy", "emulated", "undocumented")
 _SECTIONS = ("schema", "origin", "sources", "features", "mma_sets", "families", "devices")
 # What a set of MMA rows, a row of it, and a family's use of the set may say.
 _SHARED_MMA_KEYS = ("a_sites", "m", "n", "k", "block_scale", "min_compiler", "note", "source")
-ROW_KEYS = ("shape", "a", "b", "accumulator", "rate", *_SHARED_MMA_KEYS, *_FLAGS)
+ROW_KEYS = ("shape", "a", "b", "accumulator", "sum_bits", "rate", *_SHARED_MMA_KEYS, *_FLAGS)
 USE_KEYS = ("set", "k", "min_compiler", "note", "source", *_FLAGS)
 FAMILY_KEYS = (
     *("title", "vendor", "arch", "movers", "features", "rates", "mma", "absent"),
@@ -322,6 +322,9 @@ def _mma_row(row: Row, a: DataType, b: DataType, citing: _Sources) -> MmaRow:
     shape = row.get("shape")
     if not (isinstance(shape, list) and len(shape) == 3 and all(map(_is_count, shape))):
         row.fail("shape", "is not a shape [M, N, K]")
+    sum_bits = row.get("sum_bits")
+    if not (sum_bits is None or _is_count(sum_bits)):
+        row.fail("sum_bits", "is not a number of bits")
     accumulators = row.dtypes("accumulator", _accumulator)
     if len(accumulators) != 1:
         row.fail("accumulator", "is not one type")
@@ -338,6 +341,7 @@ def _mma_row(row: Row, a: DataType, b: DataType, citing: _Sources) -> MmaRow:
             m_values=_sizes(row, "m"),
             n_values=_sizes(row, "n"),
             k_values=_sizes(row, "k"),
+            sum_bits=sum_bits,
             min_compiler=row.compiler("min_compiler"),
             note=row.text("note", ""),
             source=citing.read(row)[ANY],

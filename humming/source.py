@@ -87,6 +87,7 @@ def compose_source(
         "kGroupK": weight_group(problem),
         "kTokenGroupK": activation_group(problem),
         "kScaleStepK": scale_step(problem),
+        "kPartialK": lowering.partial_k(problem),
         "kSharedBytes": tile.smem_bytes(problem, lowering),
     }
     if lowering.has_producer:

@@ -173,8 +173,9 @@ def _stage_slots(
     values = tile.block_n * tile.block_k
     converting, changes = _converting(problem, lowering, caps, tile)
     slots = 0.0
+    if lowering.partial_k(problem):
+        slots += SCALE_TILE_SLOTS * _scaled_sums(problem, lowering, tile) / (16 * 8)
     if lowering.scale_site == ACCUMULATOR:
-        slots += SCALE_TILE_SLOTS * _scaled_sums(problem, tile) / (16 * 8)
         converting -= PLAIN_SCALE_INSTRUCTIONS * changes
     slots += SLOTS_PER_INSTRUCTION * converting
     slots += STAGE_INSTRUCTIONS * tile.threads / LANES
@@ -182,7 +183,7 @@ def _stage_slots(
     rows, tokens, depth = lowering.mma.shape
     slots += values / (rows * depth) * tile.block_m / tokens  # a slot for each MMA
     slots += LDMATRIX_SLOTS * tile.warps_n * tile.block_m * tile.block_k / (8 * 32)
-    over = tile.accumulators(lowering) + SPILL_MARGIN - min(255, 65536 // tile.threads)
+    over = tile.accumulators(problem, lowering) + SPILL_MARGIN - min(255, 65536 // tile.threads)
     return slots * (1 + SPILL_LOSS * max(0, over))
 
 
@@ -198,8 +199,8 @@ def _warpgroup_stage_slots(
     slots = SLOTS_PER_INSTRUCTION * _converting(problem, lowering, caps, tile)[0]
     slots += FRAGMENT_INSTRUCTIONS * values / (16 * lowering.mma.shape[2])
     slots += WARPGROUP_STAGE_INSTRUCTIONS * tile.warps_n
-    if lowering.scale_site == ACCUMULATOR:
-        slots += FLUSH_SLOTS * _scaled_sums(problem, tile) / LANES
+    if lowering.partial_k(problem):
+        slots += FLUSH_SLOTS * _scaled_sums(problem, lowering, tile) / LANES
     return slots
 
 
@@ -212,27 +213,23 @@ def _converting(
     """
     values = tile.block_n * tile.block_k
     tokens = tile.warps_n * tile.block_m * tile.block_k
-    group, step = weight_group(problem), _scale_step(problem, tile)
+    group, step = weight_group(problem), min(scale_step(problem) or tile.warp_k, tile.warp_k)
     changes = values / (16 * min(group, tile.warp_k)) if group else 0.0
     counted = weight_values(problem, lowering, caps) * values / LANES
     counted += token_values(problem, lowering, caps) * tokens / LANES
     counted += weight_scales(problem, lowering, caps) * changes
     if lowering.scale_site == ACCUMULATOR:
-        sums = _scaled_sums(problem, tile)
+        sums = _scaled_sums(problem, lowering, tile)
         counted += token_scales(problem, lowering, caps) * sums / (16 * 8)
     elif lowering.scale_site == OPERAND:
         counted += token_scales(problem, lowering, caps) * tokens / step / 8
     return counted, changes
 
 
-def _scaled_sums(problem: GemmProblem, tile: TileConfig) -> float:
+def _scaled_sums(problem: GemmProblem, lowering: Lowering, tile: TileConfig) -> float:
     """Partial sums of a stage that are scaled into accumulators."""
-    return tile.block_n * tile.block_k / _scale_step(problem, tile) * tile.block_m
-
-
-def _scale_step(problem: GemmProblem, tile: TileConfig) -> int:
-    """Values of K of a stage after which some scale changes."""
-    return min(scale_step(problem) or tile.warp_k, tile.warp_k)
+    step = min(lowering.partial_k(problem), tile.warp_k)
+    return tile.block_n * tile.block_k / step * tile.block_m
 
 
 def _resident(
@@ -240,7 +237,9 @@ def _resident(
 ) -> int:
     """CTAs of a tile that an SM holds at once, by the limits that are known."""
     row_blocks = tile.block_n // 16 // tile.warps_n
-    registers = tile.accumulators(lowering) + OTHER_REGISTERS + ROW_BLOCK_REGISTERS * row_blocks
+    registers = (
+        tile.accumulators(problem, lowering) + OTHER_REGISTERS + ROW_BLOCK_REGISTERS * row_blocks
+    )
     if tile.dealt_registers(caps.registers_per_sm or 65536)[1]:
         return 1  # what is dealt out is the whole file
     limits = [(caps.registers_per_sm or 65536) // (min(registers, 255) * tile.threads)]

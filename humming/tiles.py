@@ -12,7 +12,6 @@ from humming.capability import DeviceCapabilities
 from humming.errors import UnsupportedError
 from humming.layout import BRICK_K, BRICK_ROWS, LANES
 from humming.lowering import (
-    ACCUMULATOR,
     EPILOGUE,
     LONGEST_STAGE_K,
     Lowering,
@@ -167,12 +166,12 @@ class TileConfig:
         barriers = self.num_stages * BARRIER_BYTES if lowering.has_producer else 0
         return max(self.num_stages * self.stage_bytes(problem, lowering), epilogue) + barriers
 
-    def accumulators(self, lowering: Lowering) -> int:
+    def accumulators(self, problem: GemmProblem, lowering: Lowering) -> int:
         """Registers of a thread that hold sums; partial sums of groups double them."""
         sums = self.block_n // self.warps_n * self.block_m // LANES
         if lowering.mma.accumulator.bits == 16:
             return sums * 3 // 2
-        if lowering.scale_site != ACCUMULATOR:
+        if not lowering.partial_k(problem):
             return sums
         # Warpgroups sum the groups of one row block after the other.
         blocks = self.block_n // self.warps_n // BRICK_ROWS if lowering.has_producer else 1
@@ -309,7 +308,7 @@ def fits(
         and _divide_k(tile.block_k, part_k, group)
         and _divide_k(tile.block_k, part_k, step)
         and step % lowering.step_k == 0
-        and tile.accumulators(lowering) <= min(most_sums, registers - others)
+        and tile.accumulators(problem, lowering) <= min(most_sums, registers - others)
         and tile.smem_bytes(problem, lowering) <= (caps.smem_per_block_bytes or 48 * 1024)
         and (not boxes or tile.block_k * problem.activation.dtype.bits // 8 % BOX_ROW_BYTES == 0)
         and (lowering.mover != "plain" or stage / 16 / tile.threads <= MAX_PIECES_IN_REGISTERS)

@@ -30,7 +30,6 @@ concept Producer = requires(u32 shared, const TensorMap& map, u32 barrier) {
 // registers for each 8, into sums, says where they lie, and turns a sum into a float.
 template <class T>
 concept WarpMma = requires(typename T::Sums& d) {
-  T::kPromoted;
   T::value(d, 0);
 } && (requires(typename T::Sums& d, const u32 (&a)[4], u32 b) {
   requires T::kTokens == 8;

@@ -328,8 +328,7 @@ def _compare(
         values,
         quantized,
         bias,
-        split_k=plan.tile.split_k * plan.tile.warps_k,
-        operand_roundings=plan.lowering.operand_roundings(plan.problem),
+        **plan.roundings,
         x_sizes=None if isinstance(x, torch.Tensor) else x.magnitudes(),
         # The inputs are of either sign, which the tighter bound asks for.
         certain=False,

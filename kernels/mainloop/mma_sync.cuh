@@ -47,7 +47,7 @@ struct MmaSyncMainloop {
   static constexpr bool kPerGroup = C::kScaleSite == ScaleSite::kAccumulator;
   static constexpr bool kScalesInLoop = Weights::kScalesInLoop;
   // Sums of a group, or of a stage, that are added to the accumulators in float.
-  static constexpr bool kPartial = kPerGroup || C::Mma::kPromoted;
+  static constexpr bool kPartial = C::kPartialK != 0;
   static constexpr int kStepK = Weights::kStepK;
   static constexpr int kBrickSteps = Weights::kBrickSteps;
   static constexpr bool kHasZero = Weights::kHasZero;
@@ -58,11 +58,14 @@ struct MmaSyncMainloop {
                 "slot mainloop: a stage holds whole bricks for each warp along K");
   static_assert(C::kStages >= 2, "slot mainloop: a pipeline has at least two stages");
 
-  // Steps of K that share all scales in a warp.
+  // Steps of K that share all scales in a warp, and whose sums are added together.
   static constexpr int kGroups = Weights::kGroups;
   static constexpr int kWarpSteps = kBrickSteps * kWarpBricks;
+  static constexpr int kTogetherK = C::kPartialK == 0 || C::kScaleStepK == 0
+                                        ? C::kPartialK + C::kScaleStepK
+                                        : min_of(C::kPartialK, C::kScaleStepK);
   static constexpr int kGroupSteps =
-      C::kScaleStepK == 0 ? kWarpSteps : min_of(C::kScaleStepK / kStepK, kWarpSteps);
+      kTogetherK == 0 ? kWarpSteps : min_of(kTogetherK / kStepK, kWarpSteps);
   static_assert(kWarpSteps % kGroupSteps == 0,
                 "slot mainloop: groups divide a warp's part of a stage");
   // Steps that one ldmatrix serves.

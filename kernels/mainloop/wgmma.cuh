@@ -43,8 +43,9 @@ struct WgmmaMainloop {
   static constexpr int kRowBlocks = C::kBlockN / 16 / C::kWarpsN;
   static constexpr int kTileTokens = 8;
   static constexpr int kTokenTiles = C::kBlockM / kTileTokens;
-  // Sums of a group that are scaled into the accumulators in float.
-  static constexpr bool kPartial = C::kScaleSite == ScaleSite::kAccumulator;
+  // Sums of kPartialK values of K that are added to the accumulators in float, times the scales of
+  // their group where the plan says so.
+  static constexpr bool kPartial = C::kPartialK != 0;
   // Notes of several row blocks would take the registers that partial sums need.
   using Weights = StagedWeights<C, !kPartial || kRowBlocks == 1>;
   static constexpr int kBricks = Weights::kBricks;
@@ -209,11 +210,11 @@ struct WgmmaMainloop {
   static constexpr int kPasses = kPartial ? kRowBlocks : 1;
   static constexpr int kSide = kRowBlocks / kPasses;
   using Products = Product[kSide][kTokenTiles][4];
-  // Steps and bricks of a group of K whose sums are scaled together; not more than a stage.
+  // Steps and bricks of a group of K whose sums are added together; not more than a stage.
   static constexpr int kGroupSteps =
-      C::kScaleStepK == 0 ? kBrickSteps : min_of(C::kScaleStepK / kStepK, kBrickSteps);
+      kPartial ? min_of(C::kPartialK / kStepK, kBrickSteps) : kBrickSteps;
   static constexpr int kGroupBricks =
-      C::kScaleStepK == 0 ? 1 : min_of(max_of(C::kScaleStepK / 64, 1), kBricks);
+      kPartial ? min_of(max_of(C::kPartialK / 64, 1), kBricks) : 1;
 
   // A turn multiplies the fragments of one place while those of the next turn are made in the other.
   // The more steps of a brick it has, the longer the latency that it hides; registers decide.

@@ -22,20 +22,18 @@ struct PlainSums {
   static constexpr int kTokens = kTileTokens;
   using Places = TilePlaces;
   using Sums = Number[kTokens / 2];
-  static constexpr bool kPromoted = false;  // sums may run over all of K
   using Sum = Number;
   static __device__ float value(const Sums& sums, int i) { return float(sums[i]); }
 };
 using FloatSums = PlainSums<float, 8>;
 using IntegerSums = PlainSums<int, 8>;
 
-// Two halves in a register. They are added to floats before they lose too much.
+// Two halves in a register.
 template <int kTileTokens>
 struct PairedHalfSums {
   static constexpr int kTokens = kTileTokens;
   using Places = PairPlaces;
   using Sums = u32[kTokens / 4];
-  static constexpr bool kPromoted = true;
   using Sum = float;
   static __device__ float value(const Sums& sums, int i) {
     return F16::to_float(u16(sums[i >> 1] >> 16 * (i & 1)));

@@ -171,9 +171,10 @@ def product_of(plan: KernelPlan, m: int, device: str = "cpu") -> Product:
         tokens.values,
         weight,
         bias,
-        split_k=plan.tile.split_k * plan.tile.warps_k,
-        operand_roundings=plan.lowering.operand_roundings(problem),
+        **plan.roundings,
         x_sizes=tokens.sizes,
+        # Products of either sign, which the tighter bound asks for.
+        certain=False,
     )
     exact = reference.matmul(tokens.values, weight, bias)
     return Product(plan, tokens, operands_of(plan, weight, bias), exact, bound)

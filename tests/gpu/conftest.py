@@ -51,15 +51,12 @@ class Product:
             return
         m = out.numel() // n
         plan = runtime.gemm_for(problem, out.get_device()).kernel(m).plan
-        roundings = 2 if plan.lowering.scale_site == "operand" else 0
-        roundings += problem.weight.zero_point == "float"
         bound = reference.error_bound(
             problem,
             x,
             self.quantized,
             self.bias,
-            split_k=plan.tile.split_k * plan.tile.warps_k,
-            operand_roundings=roundings,
+            **plan.roundings,
             certain=certain,
         )
         excess = ((out.double() - exact).abs() / bound).nan_to_num(nan=torch.inf)

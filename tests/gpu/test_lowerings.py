@@ -107,8 +107,7 @@ def test_every_lowering_meets_its_bound(device, activation, spec, m_range):
                 x,
                 weight,
                 bias,
-                split_k=plan.tile.split_k * plan.tile.warps_k,
-                operand_roundings=plan.lowering.operand_roundings(problem),
+                **plan.roundings,
             )
             exact = reference.matmul(x, weight, bias)
             excess = (out.double() - exact).abs() - bound
@@ -162,9 +161,7 @@ def test_all_tiles_of_a_problem_agree():
         x = torch.randn(m_range[1], 1216, device="cuda", dtype=torch.float16)
         exact = reference.matmul(x, weight)
         for plan, compiled in zip(plans, compile_many(plans), strict=True):
-            bound = reference.error_bound(
-                problem, x, weight, split_k=plan.tile.split_k * plan.tile.warps_k
-            )
+            bound = reference.error_bound(problem, x, weight, **plan.roundings)
             out = torch.full((m_range[1], 272), float("nan"), device="cuda", dtype=torch.float16)
             Kernel(plan, 0, compiled).launch(
                 x, operands, out, torch.cuda.current_stream().cuda_stream

@@ -131,8 +131,7 @@ def _multiply(comparison: Any, case: Case) -> None:
         x,
         weight,
         bias,
-        split_k=composed.tile.split_k * composed.tile.warps_k,
-        operand_roundings=composed.lowering.operand_roundings(problem),
+        **composed.roundings,
     )
     out = torch.empty(m, n, dtype=out_dtype)
     exact = reference.matmul(x, weight, bias)

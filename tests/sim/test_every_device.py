@@ -54,7 +54,6 @@ def test_a_product_of_every_simulated_device(name: str, rng: np.random.Generator
         x,
         weight,
         bias,
-        split_k=composed.tile.split_k * composed.tile.warps_k,
-        operand_roundings=composed.lowering.operand_roundings(problem),
+        **composed.roundings,
     )
     assert ((out.double() - reference.matmul(x, weight, bias)).abs() <= bound).all()

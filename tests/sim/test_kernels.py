@@ -108,8 +108,7 @@ class Product:
             self.problem,
             self.x,
             self.weight,
-            split_k=self.plan.tile.split_k * self.plan.tile.warps_k,
-            operand_roundings=self.plan.lowering.operand_roundings(self.problem),
+            **self.plan.roundings,
         )
         assert (result - exact).abs().le(bound).all()
 
