@@ -97,36 +97,44 @@ struct WgmmaMainloop {
   static constexpr int kPasses = kPartial ? kRowBlocks : 1;
   static constexpr int kSide = kRowBlocks / kPasses;
   using Products = Product[kSide][kTokenTiles][4];
-  // Steps and bricks of a group of K whose sums are added together; not more than a stage.
+  // What is opened together: the bricks that share a box of tokens.
+  static constexpr int kUnitK = Stages::kBoxK;
+  static constexpr int kUnitBricks = kUnitK / 64;
+  static constexpr int kUnitSteps = kUnitBricks * kBrickSteps;
+  static constexpr int kUnits = kBricks / kUnitBricks;
+  static_assert(kUnitK % 64 == 0 && kBricks % kUnitBricks == 0,
+                "slot mainloop: stages hold whole boxes of tokens, and these whole bricks");
+  // Steps and units of a group of K whose sums are added together; not more than a stage.
   static constexpr int kGroupSteps =
-      kPartial ? min_of(C::kPartialK / kStepK, kBrickSteps) : kBrickSteps;
-  static constexpr int kGroupBricks = kPartial ? min_of(max_of(C::kPartialK / 64, 1), kBricks) : 1;
+      kPartial ? min_of(C::kPartialK / kStepK, kUnitSteps) : kUnitSteps;
+  static constexpr int kGroupUnits =
+      kPartial ? min_of(max_of(C::kPartialK / kUnitK, 1), kUnits) : 1;
 
   // A turn multiplies the fragments of one place while those of the next turn are made in the other.
-  // The more steps of a brick it has, the longer the latency that it hides; registers decide.
+  // The more steps of a unit it has, the longer the latency that it hides; registers decide.
   static constexpr int kSumRegisters = 4 * kTokenTiles * (kRowBlocks + (kPartial ? 1 : 0));
   static constexpr int kSpare = (C::kRegisters != 0 ? C::kRegisters : 168) - kSumRegisters - 60;
-  static constexpr int kMostSteps = kPartial ? kGroupSteps : kBrickSteps;
+  static constexpr int kMostSteps = kPartial ? kGroupSteps : kUnitSteps;
   static constexpr int kTurnSteps = 8 * kMostSteps * kSide <= kSpare   ? kMostSteps
                                     : 4 * kMostSteps * kSide <= kSpare ? max_of(kMostSteps / 2, 1)
                                                                        : 1;
-  static constexpr int kGroupTurns = kPartial ? kGroupBricks * kGroupSteps / kTurnSteps : 1;
-  static constexpr int kParts = kBrickSteps / kTurnSteps;
+  static constexpr int kGroupTurns = kPartial ? kGroupUnits * kGroupSteps / kTurnSteps : 1;
+  static constexpr int kParts = kUnitSteps / kTurnSteps;
 
-  // A warp's way through its part of K: stage after stage, in each one pass after the other, brick
-  // after brick.
+  // A warp's way through its part of K: stage after stage, in each one pass after the other, unit
+  // after unit.
   struct Consumer {
     const u8* shared;
     int warp, lane;
     Ring ring;
     int stages;      // of the part from the one at hand on
     int step;        // first one of K of the stage at hand
-    int brick = 0;   // the one at hand, within its stage
+    int unit = 0;    // the one at hand, within its stage
     int pass = 0;    // the one at hand
     u32 done = 0;    // barrier to arrive at when all products before the next ones have ended
-    u64 tokens = 0;  // descriptor of the brick's tokens
+    u64 tokens = 0;  // descriptor of the unit's tokens
     typename Weights::StoredScales scales;
-    u32 words[kSide][kWords];
+    u32 words[kUnitBricks][kSide][kWords];
     typename Weights::Rows rows[kSide];
     typename Weights::Marks marks[kRowBlocks] = {};
     u32 a[2][kTurnSteps][kSide][4];
@@ -144,26 +152,28 @@ struct WgmmaMainloop {
       open();
     }
 
-    // Reads the words of the brick at hand, of this warp's row blocks of the pass.
+    // Reads the words of the unit at hand, of this warp's row blocks of the pass.
     __device__ void open() {
       const u8* base = shared + ring.slot * Stages::kStageSize;
       const u8* codes = base + Stages::kBoxes * Stages::kBoxBytes;
       const int first = warp * kRowBlocks + pass;
 #pragma unroll
-      for (int block = 0; block < kSide; ++block) {
-        const u8* run = codes + brick / C::kBoxBricks * Stages::kCodeBoxBytes +
-                        (first + block) * Stages::kCodeRunBytes +
-                        brick % C::kBoxBricks * Weights::kBrickBytes;
-        Weights::read_words(run, lane, words[block]);
+      for (int in_unit = 0; in_unit < kUnitBricks; ++in_unit) {
+        const int brick = unit * kUnitBricks + in_unit;
+#pragma unroll
+        for (int block = 0; block < kSide; ++block) {
+          const u8* run = codes + brick / C::kBoxBricks * Stages::kCodeBoxBytes +
+                          (first + block) * Stages::kCodeRunBytes +
+                          brick % C::kBoxBricks * Weights::kBrickBytes;
+          Weights::read_words(run, lane, words[in_unit][block]);
+        }
       }
       note<0>();
       const int values = first * 16 * Weights::kGroups;
       scales.scales = codes + Weights::kCodesSize + values * Weights::kScaleBytes;
       scales.zeros =
           codes + Weights::kCodesSize + Weights::kScalesSize + values * Weights::kZeroBytes;
-      const int box = brick * 64 / Stages::kBoxK;
-      const int in_box = brick * 64 % Stages::kBoxK * C::Tokens::kBits / 8;
-      tokens = ptx::wgmma_descriptor(ptx::shared_address(base) + box * Stages::kBoxBytes + in_box);
+      tokens = ptx::wgmma_descriptor(ptx::shared_address(base) + unit * Stages::kBoxBytes);
     }
 
     // Of the pass at hand, which is kPass or one behind.
@@ -173,15 +183,15 @@ struct WgmmaMainloop {
         if (pass != kPass) return note<kPass + 1>();
       }
 #pragma unroll
-      for (int block = 0; block < kSide; ++block) {
-        Weights::note(words[block], marks[kPass + block]);
+      for (int block = 0; block < kSide * kUnitBricks; ++block) {
+        Weights::note(words[block / kSide][block % kSide], marks[kPass + block % kSide]);
       }
     }
 
-    // Goes to the next brick: of this pass, of the next one, or of the next stage. False at the end.
+    // Goes to the next unit: of this pass, of the next one, or of the next stage. False at the end.
     __device__ bool advance() {
-      if (++brick == kBricks) {
-        brick = 0;
+      if (++unit == kUnits) {
+        unit = 0;
         if (++pass == kPasses) {
           pass = 0;
           done = ring.empty + 8 * ring.slot;
@@ -195,19 +205,20 @@ struct WgmmaMainloop {
       return true;
     }
 
-    // Makes the fragments of steps [kStep, kEnd) of the brick at hand, from step 0 of a place on.
+    // Makes the fragments of steps [kStep, kEnd) of the unit at hand, from step 0 of a place on.
     template <int kPlace, int kStep, int kEnd, int kTo = 0>
     __device__ void fill() {
       constexpr int kGroupK = max_of(C::kGroupK, 1);
       if constexpr (kStep == 0 || (C::kGroupK != 0 && kStep * kStepK % kGroupK == 0)) {
-        const int group = Weights::StoredScales::group_of(brick * kBrickSteps + kStep);
+        const int group = Weights::StoredScales::group_of(unit * kUnitSteps + kStep);
 #pragma unroll
         for (int block = 0; block < kSide; ++block) rows[block].load(scales, block, group, lane);
       }
 #pragma unroll
       for (int block = 0; block < kSide; ++block) {
         u32(&to)[4] = a[kPlace][kTo][block];
-        Weights::template fragment<kStep>(words[block], rows[block], to);
+        Weights::template fragment<kStep % kBrickSteps>(words[kStep / kBrickSteps][block],
+                                                        rows[block], to);
         // Codes that are operands as they are would stay where the next words are read to.
         if constexpr (C::Order::kCodeBits == C::Order::kOperandBits) {
 #pragma unroll
@@ -217,16 +228,16 @@ struct WgmmaMainloop {
       if constexpr (kStep + 1 < kEnd) fill<kPlace, kStep + 1, kEnd, kTo + 1>();
     }
 
-    // The scales of a lane's rows for the group that a step of the brick belongs to.
+    // The scales of a lane's rows for the group that a step of the unit belongs to.
     __device__ void row_factors(int step, float (&factors)[2]) const {
       if constexpr (C::kGroupK != 0) {
-        const int group = Weights::StoredScales::group_of(brick * kBrickSteps + step);
+        const int group = Weights::StoredScales::group_of(unit * kUnitSteps + step);
         scales.floats(0, group, lane, factors);
       }
     }
   };
 
-  // Multiplies the fragments of a place, which belong to steps [kStep, kEnd) of a brick. `adds` is
+  // Multiplies the fragments of a place, which belong to steps [kStep, kEnd) of a unit. `adds` is
   // false where sums begin.
   template <int kPlace, int kStep, int kEnd>
   static __device__ void multiply(Consumer& c, Products& sums, bool adds) {
@@ -269,12 +280,12 @@ struct WgmmaMainloop {
     const typename C::TokenScale::Storage* staged;  // its tokens' scales, if stages have them
 
     __device__ Group(const Consumer& c, int first)
-        : step(c.step + c.brick * kBrickSteps + first), pass(c.pass) {
+        : step(c.step + c.unit * kUnitSteps + first), pass(c.pass) {
       c.row_factors(first, factors);
       if constexpr (Stages::kHasTokenScales) {
         const u8* stage = c.shared + c.ring.slot * Stages::kStageSize;
         staged = Stages::TokenScales::staged(stage + Stages::kTokenScalesAt,
-                                             c.brick * kBrickSteps + first);
+                                             c.unit * kUnitSteps + first);
       }
     }
   };
