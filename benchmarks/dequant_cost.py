@@ -169,10 +169,29 @@ def compiled(text: str) -> list[int]:
 
 
 def instructions(body: str) -> int:
-    """Instructions of a function's body that compute."""
+    """Instructions of a function's body that compute.
+
+    Equal ones of equal values count once, for the assembler merges them.
+    """
     statements = (line.strip(" \t{}") for line in re.sub(r"//.*", "", body).split("\n"))
     words = (part.strip() for line in statements for part in line.split(";"))
-    return sum(1 for word in words if re.match(r"[a-z]", word) and not _FREE.match(word))
+    same: dict[str, str] = {}  # registers that hold what another one does
+    made: dict[tuple[str, ...], str] = {}
+    count = 0
+    for word in words:
+        if not re.match(r"[a-z]", word) or _FREE.match(word):
+            if copy := re.match(r"mov\.\w+\s+(%\w+), ([^{]+)$", word):
+                same[copy[1]] = same.get(copy[2], copy[2])
+            continue
+        operation, _, operands = word.partition(" ")
+        target, *read = (operand.strip() for operand in operands.split(","))
+        key = (operation, *(same.get(operand, operand) for operand in read))
+        if key in made:
+            same[target] = made[key]
+        else:
+            made[key] = target
+            count += 1
+    return count
 
 
 def table(found: Mapping[str, float], first: str, operands: tuple[str, ...]) -> Iterator[str]:

@@ -149,10 +149,10 @@ def _dequant() -> Iterator[Component]:
         types = f"Order, Code, humming::{element}"
         rows.append(("float", name, "float_8", f"DequantFloat8<{types}>"))
         if name in _FLOATS:
-            through = f"DequantThroughHalf<{types}, humming::Dequant"
+            small = f"DequantSmall8<{types}, kZeroPoint, humming::Dequant"
             kinds = ["int", "uint", "uint-zero"]
-            rows += [(kind, name, "through_half", f"{through}Integer16>") for kind in kinds]
-            rows.append(("sign_magnitude", name, "through_half", f"{through}Magnitude16>"))
+            rows += [(kind, name, "table_8", f"{small}Integer16>") for kind in kinds]
+            rows.append(("sign_magnitude", name, "table_8", f"{small}Magnitude16>"))
     keyed = [(f"{kind}:{name}", header, struct) for kind, name, header, struct in rows]
     conversion = "DequantConversion16<Order, humming::E4m3>"
     keyed.append(("float8e4m3:float16:cvt_fp8", "conversion_16", conversion))

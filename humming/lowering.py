@@ -140,9 +140,16 @@ class Lowering:
         scales = problem.weight.scale_dtype, problem.activation.scale_dtype
         return self.folds and "float8e8m0" not in [dtype.name for dtype in scales]
 
+    def scale_left_out(self, problem: GemmProblem) -> int:
+        """Exponent of the power of two by which scales of operands are made smaller, so that the
+        largest products are numbers of the operand; sums have it back."""
+        if self.scale_site != OPERAND:
+            return 0
+        return _scale_left_out(problem, self.mma) or 0
+
     def operand_roundings(self, problem: GemmProblem) -> int:
         """How often a weight is rounded to the operand's type; 0 where operands are exact."""
-        scaled = self.scale_site == OPERAND and not _products_exact(problem, self.operand)
+        scaled = self.scale_site == OPERAND and not _products_exact(problem, self.mma)
         return scaled + (problem.weight.zero_point == "float")
 
     def scale_up(self, spec: WeightSpec | ActivationSpec) -> int:
@@ -279,6 +286,29 @@ def represents_products(operand: DataType, dtype: DataType, scale: DataType) -> 
     codes, scales = dtype.decode_table(), scale.decode_table()
     codes, scales = codes[np.isfinite(codes)], scales[np.isfinite(scales)]
     return _holds(operand, np.unique(codes[:, None] * scales[None, :]))
+
+
+@cache
+def left_out_of_products(operand: DataType, dtype: DataType, scale: DataType) -> int | None:
+    """The least x >= 0 for which weight x scale / 2^x and scale / 2^x are values of `operand` for
+    every code and every finite scale; None if there is none.
+
+    >>> from humming.dtypes import DataType
+    >>> e8m0 = DataType.parse("float8e8m0")
+    >>> left_out_of_products(DataType.parse("bfloat16"), DataType.parse("float4e2m1"), e8m0)
+    2
+    """
+    if represents_products(operand, dtype, scale):
+        return 0
+    if not (dtype.is_narrow and scale.is_narrow) or operand.is_narrow:
+        return None
+    codes, scales = dtype.decode_table(), scale.decode_table()
+    codes, scales = codes[np.isfinite(codes)], scales[np.isfinite(scales)]
+    products = np.unique(codes[:, None] * scales[None, :])
+    for left in range(1, MOST_LEFT_OUT + 1):
+        if _holds(operand, np.ldexp(scales, -left)) and _holds(operand, np.ldexp(products, -left)):
+            return left
+    return None
 
 
 @cache
@@ -461,7 +491,7 @@ def _scale_sites(
         objections.append("scales in operand: activation groups need the accumulator")
     elif row.a.is_narrow:
         objections.append(f"scales in operand: products would round to {row.a}")
-    elif _products_exact(problem, row.a):
+    elif _products_exact(problem, row):
         sites.append((OPERAND, ()))
     elif row.b != problem.activation.dtype:
         objections.append(
@@ -474,10 +504,16 @@ def _scale_sites(
     return sites, objections
 
 
-def _products_exact(problem: GemmProblem, operand: DataType) -> bool:
+def _products_exact(problem: GemmProblem, row: MmaRow) -> bool:
+    return _scale_left_out(problem, row) is not None and problem.weight.zero_point != "float"
+
+
+def _scale_left_out(problem: GemmProblem, row: MmaRow) -> int | None:
+    """Exponent of the least power of two that weights times scales must leave out to be numbers of
+    the operand, or None. Sums in halves would lose it, and so must not have any."""
     weight = problem.weight
-    exact = represents_products(operand, weight.dtype, weight.scale_dtype)
-    return exact and weight.zero_point != "float"
+    left = left_out_of_products(row.a, weight.dtype, weight.scale_dtype)
+    return left if left is None or not left or row.accumulator.bits == 32 else None
 
 
 def _token_products_exact(problem: GemmProblem, operand: DataType) -> bool:

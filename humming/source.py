@@ -88,6 +88,7 @@ def compose_source(
         "kTokenGroupK": activation_group(problem),
         "kScaleStepK": scale_step(problem),
         "kPartialK": lowering.partial_k(problem),
+        "kScaleLeftOut": lowering.scale_left_out(problem),
         "kSharedBytes": tile.smem_bytes(problem, lowering),
     }
     if lowering.has_producer:

@@ -10,6 +10,7 @@
 // parts in the order of K, so the result is the same in every run.
 #pragma once
 
+#include <humming/dequant/codes.cuh>
 #include <humming/params.cuh>
 #include <humming/ptx/global.cuh>
 #include <humming/scheduler/raster.cuh>
@@ -186,8 +187,9 @@ struct TileEpilogue {
     return value;
   }
 
-  // What dequantization left out of operands, and whether tokens have scales.
-  static constexpr float kLeftOut = C::Dequant::kFactor * C::Tokens::kFactor;
+  // What dequantization and scales left out of operands, and whether tokens have scales.
+  static constexpr float kLeftOut =
+      C::Dequant::kFactor * C::Tokens::kFactor * float_power_of_two(C::kScaleLeftOut);
   static constexpr bool kTokenFactor = C::kTokenScaling != TokenScaling::kNone || C::kTokenSecond;
 
   static __device__ Factors factors_of(const GemmParams& p, int token) {

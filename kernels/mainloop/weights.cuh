@@ -8,6 +8,7 @@
 #pragma once
 
 #include <humming/dequant/codes.cuh>
+#include <humming/dequant/pairs.cuh>
 #include <humming/params.cuh>
 #include <humming/ptx/bits.cuh>
 #include <humming/ptx/shared.cuh>
@@ -142,6 +143,10 @@ struct StagedWeights {
       if constexpr (C::kScaleSite == ScaleSite::kOperand) {
         const auto* scale = stage.scale(block, group, lane);
         factors = Dequant::factors(C::Scales::template operands<Operand>(scale[0], scale[8]));
+        if constexpr (C::kScaleLeftOut > 0) {
+          constexpr u32 kSmaller = power_of_two<Operand>(-C::kScaleLeftOut);
+          factors = Pairs<Operand>::multiply(factors, kSmaller);
+        }
       }
     }
   };

@@ -26,6 +26,12 @@ struct ScalePairs {
   static __device__ u32 operands(Storage first, Storage second) {
     if constexpr (IsSame<Operand, Type>::value) {
       return first | u32(second) << 16;
+    } else if constexpr (IsSame<Type, E8m0>::value && IsSame<Operand, Bf16>::value) {
+      // The bits of exponents; code 0 is subnormal, 255 has the bits of infinity: only that times 0
+      // is NaN.
+      const u32 normal = (first | u32(second) << 16) << 7;
+      const u32 value = ptx::max_nan_bf16x2(normal, 0x00400040u);
+      return ptx::fma_bf16x2(value, 0, value);
     } else {
       float values[2];
       floats(first, second, values);
