@@ -22,7 +22,7 @@ from humming.cache import (
     key_version,
 )
 from humming.capability import DeviceCapabilities
-from humming.composer import M_RANGES, KernelPlan, compose, m_range_of, sized
+from humming.composer import KernelPlan, compose, m_range_of, m_ranges, sized
 from humming.dtypes import DataType
 from humming.errors import CompileError, PluginError, UnsupportedError, check_type
 from humming.hookspecs import Compiler, Image
@@ -186,7 +186,8 @@ def compile(
     """
     problem, caps = sized(problem, n, k), plugins.capabilities(device)
     tokens = m if isinstance(m, Iterable) or m is None else [m]
-    ranges = M_RANGES if tokens is None else dict.fromkeys(map(m_range_of, tokens))
+    known = m_ranges(problem, caps)
+    ranges = known if tokens is None else dict.fromkeys(m_range_of(m, known) for m in tokens)
     if directory is not None:
         how = "Give the path of a folder, or leave directory away."
         check_type("compile", "directory", directory, (str, Path), how)

@@ -22,7 +22,7 @@ LAYERS = (
     ("components", "hookspecs", "matrix", "registry", "plugins"),
     (
         *("tiles", "source", "instruction_counts", "lowering", "tile_cost", "cost", "decision"),
-        *("composer", "quantize_kernel", "mapped"),
+        *("tuned", "composer", "quantize_kernel", "mapped"),
     ),
     ("cache", "compiler"),
     ("runtime",),
