@@ -59,6 +59,8 @@ Option = TypeVar("Option", Ready, Missing)
 _OPEN_RANGE_M = 1024
 # With batch invariance one plan serves every M, so that sums are ordered alike: a decode batch's.
 _BATCH_INVARIANT_RANGE: MRange = (33, 64)
+# What one entry of a record serves then.
+_ALL_TOKENS: MRange = (1, None)
 # Of dozens of rejected rows an error names the first reasons; `humming explain` has them all.
 _REASONS_TOLD = 4
 # Tried in this order when a problem cannot be served, to name the nearest that can.
@@ -145,7 +147,7 @@ def m_ranges(
 def tuned_range(problem: GemmProblem, m_range: MRange) -> MRange:
     """The range whose entry in a record is heeded for a range of M: one for all of them where
     results must not depend on M."""
-    return _BATCH_INVARIANT_RANGE if problem.batch_invariant else m_range
+    return _ALL_TOKENS if problem.batch_invariant else m_range
 
 
 def m_range_of(m: int, ranges: tuple[MRange, ...] = M_RANGES) -> MRange:
@@ -219,21 +221,24 @@ def _heeding(decision: Decision, found: Mapping[MRange, Found]) -> Decision:
     """The decision with the kernel in front that a record names for its range, if it is possible;
     else a note why it is not."""
     problem, caps = decision.problem, decision.capabilities
-    m_range = tuned_range(problem, decision.m_range)
+    known = (_ALL_TOKENS,) if problem.batch_invariant else TUNED_RANGES
     notes = [
-        f"an entry of {other.path} counts for nothing: its range of M is {list(entry_range)}, and "
-        f"records are kept for {', '.join(str(list(known)) for known in TUNED_RANGES)}"
-        for entry_range, other in found.items()
-        if entry_range not in TUNED_RANGES
+        f"an entry of {other.path} counts for nothing: its range of M is {list(m_range)}, and "
+        f"the ones that entries serve are {', '.join(str(list(served)) for served in known)}"
+        for m_range, other in found.items()
+        if m_range not in known
     ]
-    named = found.get(m_range)
+    named = found.get(tuned_range(problem, decision.m_range))
     if named is None:
         return replace(decision, record_notes=tuple(notes))
     entry = named.entry
     option = next((o for o in decision.ready if o.lowering.name == entry.lowering), None)
     ranked = _ranked_range(problem, decision.m_range)
+    packing = [(o.lowering.layout, o.lowering.packed_bits) for o in decision.ready]
     if option is None:
         why = f"{entry.lowering} cannot be built"
+    elif (option.lowering.layout, option.lowering.packed_bits) != packing[0]:
+        why = f"{entry.lowering} reads weights that are packed in another way"
     elif entry.tile not in candidates(problem, option.lowering, caps, ranked):
         why = f"{entry.lowering} has no tile {entry.tile} for it"
     else:
@@ -308,7 +313,7 @@ def compose(
     decision = decide(problem, caps, m_range, registry, m, records)
     chosen = decision.chosen
     if chosen is None:
-        raise _unsupported(decision, registry)
+        raise unsupported(decision, registry)
     return _built(decision, chosen, registry)
 
 
@@ -464,7 +469,8 @@ def _absent(problem: GemmProblem, lowering: Lowering, registry: Registry) -> tup
 # -- what to say when nothing can be built --------------------------------------------------------
 
 
-def _unsupported(decision: Decision, registry: Registry) -> UnsupportedError:
+def unsupported(decision: Decision, registry: Registry) -> UnsupportedError:
+    """What to say of a decision in which nothing can be built."""
     problem, caps = decision.problem, decision.capabilities
     unfit = list(dict.fromkeys(rejection.reason for rejection in decision.unfit))
     if decision.missing:

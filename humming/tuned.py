@@ -215,6 +215,10 @@ def _time(value: Any) -> float:
 # -- files ----------------------------------------------------------------------------------------
 
 
+Place = tuple[ProblemKey, tuple[int, int | None]]
+"""What an entry is for: the problem and the range of M."""
+
+
 @dataclass(frozen=True)
 class RecordFile:
     """One record as it was read.
@@ -228,7 +232,7 @@ class RecordFile:
 
     path: Path
     device: str = ""
-    entries: Mapping[tuple[ProblemKey, tuple[int, int | None]], Entry] | None = None
+    entries: Mapping[Place, Entry] = field(default_factory=dict)
     refused: tuple[str, ...] = ()
 
 
@@ -254,7 +258,7 @@ def read_record(path: Path) -> RecordFile:
         isinstance(listed, list) and isinstance(device, str) and device
     ):
         raise UnsupportedError(asked, "it has not the keys schema, device and entries alone", how)
-    found: dict[tuple[ProblemKey, tuple[int, int | None]], Entry] = {}
+    found: dict[Place, Entry] = {}
     refused: list[str] = []
     for place, item in enumerate(listed):
         try:
@@ -268,28 +272,36 @@ def read_record(path: Path) -> RecordFile:
     return RecordFile(path, device, found, tuple(refused))
 
 
+def kept_entries(path: Path, device: str) -> dict[Place, Entry]:
+    """What `merge_record` keeps of a file, none of one that is absent.
+
+    Raises:
+        UnsupportedError: it is no record of this device, or has entries that cannot be read.
+    """
+    if not path.exists():
+        return {}
+    asked, old = f"the tuned record {path}", read_record(path)
+    if old.device != device:
+        why = f"it is one of {old.device}, not of {device}"
+        raise UnsupportedError(asked, why, "Give each device a file of its own.")
+    if old.refused:
+        how = "Correct or remove them, or write into a new file."
+        raise UnsupportedError(asked, f"entries would be lost: {old.refused[0]}", how)
+    return dict(old.entries)
+
+
 def merge_record(path: Path, device: str, entries: Iterable[Entry]) -> None:
     """Writes entries into a record, in place of those for the same problem and range.
 
     The file is written whole or not at all.
 
     Raises:
-        UnsupportedError: the file is there but no record of this device; or has entries that
-            cannot be read, which would be lost; or cannot be written.
+        UnsupportedError: as `kept_entries`, or the file cannot be written.
     """
     asked = f"the tuned record {path}"
-    found: dict[Any, Entry] = {}
-    if path.exists():
-        old = read_record(path)
-        if old.device != device:
-            why = f"it is one of {old.device}, not of {device}"
-            raise UnsupportedError(asked, why, "Give each device a file of its own.")
-        if old.refused:
-            how = "Correct or remove them, or write into a new file."
-            raise UnsupportedError(asked, f"entries would be lost: {old.refused[0]}", how)
-        found = dict(old.entries or {})
+    found = kept_entries(path, device)
     found |= {(entry.key, entry.m_range): entry for entry in entries}
-    text = "".join(_lines(device, sorted(found.values(), key=_place)))
+    text = "".join(_lines(device, sorted(found.values(), key=_order)))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
@@ -307,7 +319,7 @@ def merge_record(path: Path, device: str, entries: Iterable[Entry]) -> None:
     forget()
 
 
-def _place(entry: Entry) -> tuple[ProblemKey, int]:
+def _order(entry: Entry) -> tuple[ProblemKey, int]:
     return entry.key, entry.m_range[0]
 
 
@@ -336,7 +348,7 @@ class Records:
         self.files = tuple(files)
         self._found: dict[ProblemKey, dict[tuple[int, int | None], Found]] = {}
         for file in self.files:
-            for (key, m_range), entry in (file.entries or {}).items():
+            for (key, m_range), entry in file.entries.items():
                 self._found.setdefault(key, {}).setdefault(m_range, Found(entry, file.path))
 
     def of(self, problem: GemmProblem) -> Mapping[tuple[int, int | None], Found]:

@@ -5,7 +5,14 @@ from typing import Annotated
 
 import typer
 
-from humming.cli.options import AllowUndocumented, AsJson, DeviceName, ProblemName
+from humming.cli.options import (
+    AllowUndocumented,
+    AsJson,
+    BatchInvariant,
+    DeviceName,
+    Fp16Accumulation,
+    ProblemName,
+)
 from humming.cli.output import Output
 
 
@@ -19,6 +26,8 @@ def explain(
         Path | None,
         typer.Option(metavar="PATH", help="A tuned record, or a folder of them, to go first."),
     ] = None,
+    batch_invariant: BatchInvariant = False,
+    fp16_accumulation: Fp16Accumulation = False,
     allow_undocumented: AllowUndocumented = False,
     as_json: AsJson = False,
 ) -> None:
@@ -27,7 +36,14 @@ def explain(
     from humming.composer import decide, m_range_of, m_ranges
     from humming.problem import GemmProblem
 
-    asked = GemmProblem.parse(problem, n, k, allow_undocumented=allow_undocumented)
+    asked = GemmProblem.parse(
+        problem,
+        n,
+        k,
+        batch_invariant=batch_invariant,
+        fp16_accumulation=fp16_accumulation,
+        allow_undocumented=allow_undocumented,
+    )
     caps = plugins.capabilities(device)
     known = tuned.records_for(caps.name, records)
     m_range = m_range_of(m, m_ranges(asked, caps, known))
