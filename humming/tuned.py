@@ -361,9 +361,10 @@ NO_RECORDS = Records(())
 """Everything is chosen by the cost model."""
 
 
-def user_record(device: str) -> Path:
-    """Where the user's record of a device lies, or would lie."""
-    return env.cache_dir() / "records" / f"{row_of(device)}.json"
+def user_record(device: str, folder: Path | None = None) -> Path:
+    """Where the user's record of a device lies, or would lie: in a folder as `HUMMING_CACHE_DIR`
+    names one, by default that of the environment."""
+    return (folder or env.cache_dir()) / "records" / f"{row_of(device)}.json"
 
 
 def row_of(device: str) -> str:
