@@ -73,6 +73,7 @@ class CardMeasurer(Measurer):
             # What is not written must not pass as what another kernel left there.
             product.out.fill_(torch.nan)
             self._launch(place, product, 0)
+            self._wait(self._plans[place], m)
             return product.fault(self._plans[place])
 
     def time(self, places: Sequence[int], m: int, replays: int) -> list[float]:
@@ -92,6 +93,16 @@ class CardMeasurer(Measurer):
         if kernel is not None:
             stream = current_stream(self._index)
             kernel.launch(product.x, copies[i % len(copies)], product.out, stream, product.tokens)
+
+    def _wait(self, plan: KernelPlan, m: int) -> None:
+        if self._index < 0:
+            return
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            # Nothing runs on the device any more; whoever reads this should know what did it.
+            told = f"{plan.lowering.name}, tile {plan.tile}, of {plan.problem} at m = {m}"
+            raise RuntimeError(f"{told} broke the device: {error}") from error
 
     def _calls(self, m: int) -> int:
         """Calls of a graph, by what the cost model expects of the first kernel."""

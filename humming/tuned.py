@@ -416,15 +416,19 @@ def _records(row: str, named: tuple[Path, ...], places: tuple[Path, ...]) -> Rec
 
 
 def _read(row: str, place: Path, *, strict: bool) -> Iterator[RecordFile]:
-    path = place / f"{row}.json" if place.is_dir() else place
-    if not path.is_file():
-        return
+    path = place
     try:
+        path = place / f"{row}.json" if place.is_dir() else place
+        if not path.is_file():
+            return
         file = read_record(path)
-    except UnsupportedError as error:
+    except (UnsupportedError, OSError) as error:
+        if strict and isinstance(error, OSError):
+            how = "Name a file that this user may read."
+            raise UnsupportedError(f"the tuned record {path}", str(error), how) from error
         if strict:
             raise
-        file = RecordFile(path, row, {}, (str(error),))
+        file = RecordFile(path, row, {}, (f"the tuned record {path} is ignored: {error}",))
     # A file that is named may be that of another device of the fleet.
     if file.device == row:
         yield file

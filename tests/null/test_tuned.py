@@ -216,6 +216,18 @@ def test_of_two_entries_for_the_same_the_first_counts(tmp_path: Path) -> None:
     assert "an earlier one" in read.refused[0]
 
 
+def test_a_folder_that_cannot_be_read_costs_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    with caplog.at_level(logging.WARNING):
+        assert not records_for("h200").of(PROBLEM)
+    assert "Permission denied" in caplog.text
+
+
 # -- precedence -----------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
 """What a measurer holds kernels to, with kernels that the simulator runs."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -85,3 +86,46 @@ def test_a_kernel_that_cannot_be_compiled_does_not_cost_the_others(
     found = CardMeasurer(problem, plugins.capabilities("sim:a100"), -1)
     assert found.load(plans) == ["", "too much", ""]
     assert found.check(2, 1) == ""
+
+
+def test_graphs_are_recorded_once_and_rotate_through_the_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from humming import measurer
+
+    problem = GemmProblem.parse("int4_g128 x bf16", 64, 128)
+    found = CardMeasurer(problem, plugins.capabilities("sim:a100"), -1)
+    weights = found._weights
+    monkeypatch.setattr(
+        found, "_weights", replace(weights, copies=[measurer._clone(weights.copies[0])] * 3)
+    )
+    recorded, launched, replayed = [], [], []
+    launch = Kernel.launch
+
+    def launching(self, x, operands, out, stream, tokens=None):
+        launched.append(self.plan)
+        launch(self, x, operands, out, stream, tokens)
+
+    def capturing(call, calls):
+        recorded.append(calls)
+        call(calls - 1)
+        return len(recorded)
+
+    def timing(graphs, calls, replays):
+        replayed.append((list(graphs.values()), calls, replays))
+        return {place: 1.0 + place for place in graphs}
+
+    monkeypatch.setattr(Kernel, "launch", launching)
+    monkeypatch.setattr(measurer, "capture", capturing)
+    monkeypatch.setattr(measurer, "time_graphs", timing)
+    plans = plans_of(problem, "sim:a100", (1, 8), 3)
+    found.load(plans)
+    assert found.time([0, 2], 2, 5) == [1.0, 3.0]
+    assert found.time([2], 2, 7) == [3.0]
+    (calls,) = set(recorded)
+    assert 3 <= calls <= measurer.CALLS
+    assert launched == [plans[0], plans[2]]
+    assert replayed == [([1, 2], calls, 5), ([2], calls, 7)]
+    found.load(plans[:1])
+    assert found.time([0], 2, 1) == [1.0]
+    assert len(recorded) == 3, "graphs of other kernels are forgotten"
