@@ -4,7 +4,7 @@
     python benchmarks/warpgroups.py --m 4096 --tiles "2,2,128,2,3,1; 2,1,256,1,4,1"
 
 A tile is named by warpgroups, blocks of 64 rows of each, tokens, bricks of 64 values of K of a
-stage, stages, parts of K. Without `--tiles` all that might be the fastest are tried. Times are
+stage, stages, parts of K, CTAs of a cluster. Without `--tiles` all that might be the fastest are tried. Times are
 those of CUDA-graph replays over weights that together exceed the L2 three times, in turns with
 cuBLAS in the activations' type and with the composer's choice; the composer's estimates stand
 beside them, so that its constants can be fitted.
@@ -28,7 +28,7 @@ from humming.composer import KernelPlan, compose_as, decide, m_range_of
 from humming.lowering import Lowering, enumerate_lowerings
 from humming.plugins import capabilities, registry
 from humming.problem import GemmProblem
-from humming.runtime import Kernel, Operands
+from humming.runtime import Kernel, Operands, TokenScales
 from humming.tiles import TileConfig, fits, warpgroup_tile
 from humming.timing import capture, copies_beyond_l2, time_graphs
 
@@ -83,7 +83,12 @@ def measure(operands: WeightCopies, m: int, named: list[TileConfig]) -> Iterator
     """A row for each kernel at `m` tokens, the fastest first."""
     problem = operands.problem
     x = torch.randn(m, problem.k, device="cuda", dtype=operands.dtype)
-    exact = reference.matmul(x, operands.quantized)
+    spec, values, scales, tokens = problem.activation, x, None, x
+    if spec.dtype.is_narrow:
+        quantized = humming.quantize_activation(x, spec)
+        values, tokens = quantized.dequantize(), quantized.codes
+        scales = TokenScales(quantized.scales, quantized.zeros, quantized.second_scale)
+    exact = reference.matmul(values, operands.quantized)
     plans = list(plans_of(problem, capabilities(), m, named))
     print(f"{problem.name}, {problem.n} x {problem.k}, M = {m}: {len(plans)} kernels", flush=True)
     kernels = [
@@ -92,16 +97,20 @@ def measure(operands: WeightCopies, m: int, named: list[TileConfig]) -> Iterator
     found, dense = [], operands.dense
     for first in range(0, len(kernels), TOGETHER):
         group = kernels[first : first + TOGETHER]
-        calls = [call_of(kernel, operands, x) for kernel in group]
+        calls = [call_of(kernel, operands, tokens, scales) for kernel in group]
         errors = [float(reference.relative_error(call(0), exact)) for call in calls]
         graphs = {str(i): capture(call) for i, call in enumerate(calls)}
         graphs["cublas"] = capture(lambda i: torch.mm(x, dense[i % len(dense)].t()))
+        if spec.dtype == "float8e4m3":
+            graphs["cublas_fp8"] = capture(narrow_product(x, dense))
         times = time_graphs(graphs)
         for i, kernel in enumerate(group):
-            found.append(row_of(kernel.plan, m, times[str(i)], times["cublas"], errors[i]))
+            row = row_of(kernel.plan, m, times[str(i)], times["cublas"], errors[i])
+            found.append(row | {"cublas_fp8_us": times.get("cublas_fp8")})
     for row in sorted(found, key=lambda row: float(row["us"])):
         print(
-            f"{row['us']:8.2f} us {row['tflops']:6.1f} TFLOPS, cuBLAS {row['cublas_us']:8.2f}, "
+            f"{row['us']:8.2f} us {row['tflops']:6.1f} TFLOPS, cuBLAS {row['cublas_us']:8.2f} "
+            f"{row['cublas_fp8_us'] or 0:8.2f}, "
             f"estimate {row['estimate_us']:8.2f}, error {row['relative_error']:.1e}: "
             f"{row['tile']}, {row['lowering']}",
             flush=True,
@@ -141,7 +150,9 @@ def likely_tiles(
             if not m <= block_m < 2 * m and not 64 <= block_m < m:
                 continue
             for bricks in (1, 2) if lowering.operand_bits == 16 else (2, 4):
-                for split_k in (1, 2, 4):
+                for split_k, cluster in ((1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2)):
+                    if block_m % (8 * cluster) or (cluster > 1 and block_m < 64):
+                        continue
                     shape = (warpgroups, row_blocks, block_m, bricks)
                     tile = warpgroup_tile(*shape, 2, split_k)
                     ctas = -(-problem.n // tile.block_n) * -(-m // block_m)
@@ -151,7 +162,10 @@ def likely_tiles(
                         tile
                         for stages in (10, 8, 6, 5, 4, 3)
                         if fits(
-                            tile := warpgroup_tile(*shape, stages, split_k), problem, lowering, caps
+                            tile := warpgroup_tile(*shape, stages, split_k, cluster),
+                            problem,
+                            lowering,
+                            caps,
                         )
                     ]
                     yield from deep[:1]
@@ -161,7 +175,7 @@ def likely_tiles(
 
 
 def call_of(
-    kernel: Kernel, operands: WeightCopies, x: torch.Tensor
+    kernel: Kernel, operands: WeightCopies, x: torch.Tensor, scales: TokenScales | None
 ) -> Callable[[int], torch.Tensor]:
     """What enqueues product number i, each with another copy of the weight."""
     out = torch.empty(x.shape[0], operands.problem.n, device="cuda", dtype=operands.dtype)
@@ -169,8 +183,21 @@ def call_of(
 
     def call(i: int) -> torch.Tensor:
         stream = torch.cuda.current_stream().cuda_stream
-        kernel.launch(x, packed[i % len(packed)], out, stream)
+        kernel.launch(x, packed[i % len(packed)], out, stream, scales)
         return out
+
+    return call
+
+
+def narrow_product(x: torch.Tensor, dense: list[torch.Tensor]) -> Callable[[int], torch.Tensor]:
+    """cuBLAS in 8-bit floats with a scale a tensor."""
+    one = torch.ones((), device="cuda")
+    tokens = x.to(torch.float8_e4m3fn)
+    weights = [weight.to(torch.float8_e4m3fn) for weight in dense + dense]
+
+    def call(i: int) -> torch.Tensor:
+        weight = weights[i % len(weights)].t()
+        return torch._scaled_mm(tokens, weight, one, one, out_dtype=x.dtype, use_fast_accum=True)
 
     return call
 

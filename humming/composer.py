@@ -100,8 +100,9 @@ class KernelPlan:
     decision: Decision
 
     def grid(self, m: int) -> tuple[int, int, int]:
-        """CTAs of a launch with `m` tokens: tiles along N, tiles along M, parts of K."""
-        tiles_n = ceil(self.problem.n / self.tile.block_n)
+        """CTAs with `m` tokens: tiles along N in whole clusters, tiles along M, parts of K."""
+        cluster = self.tile.cluster_n
+        tiles_n = ceil(self.problem.n / (self.tile.block_n * cluster)) * cluster
         return tiles_n, ceil(m / self.tile.block_m), self.tile.split_k
 
     def workspace(self, m: int) -> tuple[int, int]:

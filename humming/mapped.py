@@ -10,12 +10,10 @@ from humming.composer import KernelPlan
 from humming.hookspecs import MappedMatrix
 from humming.layout import BRICK_K, BRICK_ROWS
 from humming.lowering import weight_group
-from humming.tiles import BOX_ROW_BYTES, MOST_BOX_ELEMENTS
+from humming.tiles import BOX_ROW_BYTES, box_element_bytes
 
 PARAMS_ALIGN_BYTES = 64
 """Where maps begin in the parameters."""
-
-_ELEMENT_BYTES = (1, 2, 4, 8)
 
 
 def tokens_matrix(
@@ -31,8 +29,9 @@ def tokens_matrix(
     if m == 1:  # the step to a next row may be anything
         pitch_bytes = ceil(columns * element_bytes / 16) * 16
     box_columns = BOX_ROW_BYTES // element_bytes
+    box_rows = plan.tile.block_m // plan.tile.cluster_n  # each CTA of a cluster brings a share
     return MappedMatrix(
-        address, pitch_bytes, m, columns, element_bytes, plan.tile.block_m, box_columns, True
+        address, pitch_bytes, m, columns, element_bytes, box_rows, box_columns, True
     )
 
 
@@ -50,7 +49,7 @@ def weight_matrices(
     def matrix(address: int, row_bytes: int, box_bytes: int) -> MappedMatrix | None:
         if not box_bytes:
             return None
-        size = next(s for s in _ELEMENT_BYTES if box_bytes <= s * MOST_BOX_ELEMENTS)
+        size = box_element_bytes(box_bytes)
         box_rows = tile.block_n // BRICK_ROWS
         return MappedMatrix(
             address, row_bytes, rows, row_bytes // size, size, box_rows, box_bytes // size, False

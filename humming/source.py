@@ -10,7 +10,7 @@ from humming.capability import DeviceCapabilities
 from humming.components import ELEMENTS, Component
 from humming.dtypes import DataType
 from humming.errors import UnsupportedError
-from humming.layout import device_struct
+from humming.layout import BRICK_K, BRICK_ROWS, device_struct
 from humming.lowering import (
     ACCUMULATOR,
     EPILOGUE,
@@ -21,7 +21,7 @@ from humming.lowering import (
     weight_group,
 )
 from humming.problem import GemmProblem
-from humming.tiles import TileConfig
+from humming.tiles import TileConfig, box_element_bytes
 
 ENTRY = "humming_gemm"
 """C symbol of every composed kernel."""
@@ -93,7 +93,7 @@ def compose_source(
     if lowering.has_producer:
         dealt = tile.dealt_registers(caps.registers_per_sm or 65536)
         numbers |= zip(("kProducerRegisters", "kRegisters"), dealt, strict=True)
-        numbers["kBoxBricks"] = tile.box_bricks(problem)
+        numbers |= _boxes(problem, lowering, tile)
     choices = {
         "ScaleSite": _SITES[lowering.scale_site],
         "ZeroPoint": _ZERO_POINTS[weight.zero_point],
@@ -101,6 +101,7 @@ def compose_source(
         "TokenScaling": _TOKEN_SCALES[activation.granularity],
     }
     flags = {
+        "kStagedTokenScales": tile.stages_token_scales(problem, lowering),
         "kTokenZero": not activation.symmetric,
         "kTokenSecond": activation.second_scale == "tensor",
         "kDependentLaunch": "griddepcontrol" in caps.features,
@@ -125,13 +126,27 @@ def compose_source(
         "};",
         "",
         # With one CTA an SM as the aim, the compiler gives a thread all the registers it can use.
-        f'extern "C" __global__ void __launch_bounds__({tile.threads}, 1)',
+        f'extern "C" __global__ void {_clustered(tile)}__launch_bounds__({tile.threads}, 1)',
         f"    {ENTRY}(const __grid_constant__ humming::{params} params) {{",
         f"  humming::gemm<Config, {struct['mainloop']}, {struct['epilogue']}>(params);",
         "}",
         "",
     ]
     return "\n".join(lines)
+
+
+def _boxes(problem: GemmProblem, lowering: Lowering, tile: TileConfig) -> dict[str, int]:
+    """How the copy engine brings a stage."""
+    brick_bytes = BRICK_ROWS * BRICK_K * problem.weight.dtype.bits // 8
+    bricks, groups = tile.box_bricks(problem), tile.groups(problem)
+    scale_bytes, zero_bytes = tile.staged_bytes(problem, lowering)
+    return {
+        "kBoxBricks": bricks,
+        "kCodeElementBytes": box_element_bytes(bricks * brick_bytes),
+        "kScaleElementBytes": box_element_bytes(groups * BRICK_ROWS * scale_bytes),
+        "kZeroElementBytes": box_element_bytes(groups * BRICK_ROWS * zero_bytes),
+        "kClusterN": tile.cluster_n,
+    }
 
 
 def _weights(problem: GemmProblem, lowering: Lowering, struct: str) -> list[str]:
@@ -219,6 +234,10 @@ def _code_struct(dtype: DataType) -> str:
             "};",
         ]
     )
+
+
+def _clustered(tile: TileConfig) -> str:
+    return f"__cluster_dims__({tile.cluster_n}, 1, 1) " if tile.cluster_n > 1 else ""
 
 
 def _out(dtype: DataType, caps: DeviceCapabilities) -> str:

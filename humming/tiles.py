@@ -27,8 +27,11 @@ X_ROW_PADDING_BYTES = 16
 # Boxes of activations have rows of this many bytes and begin at multiples of 8 of them, and so do
 # stages (kBoxBytes and kStageSize in kernels/mainloop/wgmma.cuh).
 BOX_ROW_BYTES, STAGE_ALIGN_BYTES = 128, 1024
-# What a box begins at in shared memory, and how many elements a row of it holds at most.
-BOX_ALIGN_BYTES, MOST_BOX_ELEMENTS = 128, 256
+# What a box begins at in shared memory, and how many elements a row of it holds at most, of which
+# sizes.
+BOX_ALIGN_BYTES, MOST_BOX_ELEMENTS, BOX_ELEMENT_BYTES = 128, 256, (1, 2, 4, 8)
+# CTAs of a cluster that mainloops with a producer are written for.
+CLUSTERS = (1, 2, 4)
 # Two barriers of a stage.
 BARRIER_BYTES = 16
 # The warpgroup that a producer belongs to.
@@ -70,6 +73,7 @@ class TileConfig:
         split_k: CTAs that share a tile, each with a part of K.
         epilogue_m: tokens that the epilogue stages at a time, a divisor of block_m.
         producer_warps: warps beside those that multiply, of a mainloop that has a producer.
+        cluster_n: CTAs of a cluster, which have neighbouring rows and share the tokens' copies.
     """
 
     block_n: int
@@ -81,6 +85,7 @@ class TileConfig:
     split_k: int = 1
     epilogue_m: int = 8
     producer_warps: int = 0
+    cluster_n: int = 1
 
     def __post_init__(self) -> None:
         rules = (
@@ -90,6 +95,8 @@ class TileConfig:
             (self.num_stages >= 2, "num_stages >= 2"),
             (self.split_k >= 1, "split_k >= 1"),
             (self.block_m % self.epilogue_m == 0, "epilogue_m divides block_m"),
+            (self.cluster_n in CLUSTERS, f"cluster_n is one of {CLUSTERS}"),
+            (self.block_m % (8 * self.cluster_n) == 0, "block_m % (8 * cluster_n) == 0"),
         )
         for holds, rule in rules:
             if not holds:
@@ -97,9 +104,10 @@ class TileConfig:
 
     def __str__(self) -> str:
         producer = f" + {self.producer_warps}" if self.producer_warps else ""
+        cluster = f", clusters of {self.cluster_n}" if self.cluster_n > 1 else ""
         return (
             f"{self.block_n}x{self.block_m}x{self.block_k}, warps {self.warps_n}x{self.warps_k}"
-            f"{producer}, {self.num_stages} stages, split K {self.split_k}"
+            f"{producer}, {self.num_stages} stages, split K {self.split_k}{cluster}"
         )
 
     @property
@@ -146,6 +154,17 @@ class TileConfig:
             bricks //= 2
         return bricks
 
+    def stages_token_scales(self, problem: GemmProblem, lowering: Lowering) -> bool:
+        """Whether stages hold scales of groups of tokens: words, which threads copy."""
+        words = problem.activation.scale_dtype.bits == 32
+        return lowering.has_producer and words and activation_group(problem) > 0
+
+    def token_scale_bytes(self, problem: GemmProblem, lowering: Lowering) -> int:
+        """Bytes of the scales of groups of tokens in a stage."""
+        if not self.stages_token_scales(problem, lowering):
+            return 0
+        return 4 * self.block_m * max(1, self.block_k // activation_group(problem))
+
     def stage_bytes(self, problem: GemmProblem, lowering: Lowering) -> int:
         """Shared memory of one pipeline stage: codes, scales, zero points, activations."""
         value_bytes = [
@@ -158,7 +177,8 @@ class TileConfig:
         if not lowering.has_producer:
             return weight_bytes + self.block_m * (x_row_bytes + X_ROW_PADDING_BYTES)
         boxes = -(-x_row_bytes // BOX_ROW_BYTES) * BOX_ROW_BYTES * self.block_m
-        return -(-(weight_bytes + boxes) // STAGE_ALIGN_BYTES) * STAGE_ALIGN_BYTES
+        total = boxes + weight_bytes + self.token_scale_bytes(problem, lowering)
+        return -(-total // STAGE_ALIGN_BYTES) * STAGE_ALIGN_BYTES
 
     def smem_bytes(self, problem: GemmProblem, lowering: Lowering) -> int:
         """Dynamic shared memory of a CTA: the pipeline, or the epilogue that follows it."""
@@ -250,7 +270,13 @@ def _warpgroup_shapes(
 
 
 def warpgroup_tile(
-    warpgroups: int, row_blocks: int, block_m: int, bricks: int, num_stages: int, split_k: int = 1
+    warpgroups: int,
+    row_blocks: int,
+    block_m: int,
+    bricks: int,
+    num_stages: int,
+    split_k: int = 1,
+    cluster_n: int = 1,
 ) -> TileConfig:
     """A tile of warpgroups that each have `row_blocks` x 64 rows, in stages of `bricks` x 64 K."""
     warps_n = WARPGROUP_WARPS * warpgroups
@@ -264,7 +290,13 @@ def warpgroup_tile(
         split_k=split_k,
         epilogue_m=min(block_m, 32),
         producer_warps=PRODUCER_WARPS,
+        cluster_n=cluster_n,
     )
+
+
+def box_element_bytes(row_bytes: int) -> int:
+    """Bytes of an element of the map whose boxes have rows of so many bytes."""
+    return next(size for size in BOX_ELEMENT_BYTES if row_bytes <= size * MOST_BOX_ELEMENTS)
 
 
 def _warpgroup_block_m(
@@ -310,6 +342,7 @@ def fits(
         and step % lowering.step_k == 0
         and tile.accumulators(problem, lowering) <= min(most_sums, registers - others)
         and tile.smem_bytes(problem, lowering) <= (caps.smem_per_block_bytes or 48 * 1024)
+        and (tile.cluster_n == 1 or (boxes and {"clusters", "multicast"} <= set(caps.features)))
         and (not boxes or tile.block_k * problem.activation.dtype.bits // 8 % BOX_ROW_BYTES == 0)
         and (lowering.mover != "plain" or stage / 16 / tile.threads <= MAX_PIECES_IN_REGISTERS)
         and (tile.split_k == 1 or _stages(problem, tile) >= MIN_STAGES_PER_SPLIT * tile.split_k)

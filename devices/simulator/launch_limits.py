@@ -95,6 +95,13 @@ def check_directives(program: Program, shape: Shape) -> None:
         raise HummingError(f"{told} {shape.cluster}")
 
 
+def required_cluster(program: Program) -> Dim:
+    """CTAs of a cluster that a kernel's own directives ask for; single ones without such."""
+    wanted = program.entry.limits.get("reqnctapercluster")
+    x, y, z = (*(wanted or ()), 1, 1, 1)[:3]
+    return (x, y, z) if x * y * z else (1, 1, 1)
+
+
 def resident_clusters(program: Program, device: DeviceCapabilities | None, shape: Shape) -> int:
     """How many clusters a device holds at the same time; many if that is not known."""
     if device is None or device.sms is None:

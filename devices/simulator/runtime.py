@@ -16,7 +16,7 @@ from . import (
 from .global_memory import Allocation, GlobalMemory
 from .global_order import GlobalOrder
 from .groups import WARP
-from .launch_limits import check_directives, check_launch, resident_clusters
+from .launch_limits import check_directives, check_launch, required_cluster, resident_clusters
 from .launch_shape import Dim, Options, Shape, present
 from .machine import Beat, Machine
 from .program import Program, link
@@ -48,7 +48,7 @@ class SimulatedKernel:
         stream: int = 0,
         pdl: bool = False,
         *,
-        cluster: Dim = (1, 1, 1),
+        cluster: Dim | None = None,
         non_portable: bool = False,
         buffers: Sequence[Buffer] = (),
         progress: Callable[[int, int], None] | None = None,
@@ -61,7 +61,7 @@ class SimulatedKernel:
             params: bytes of the kernel's parameters.
             stream: without meaning here: kernels run one after the other.
             pdl: whether buffers that are `awaited` must be read behind `griddepcontrol.wait`.
-            cluster: CTAs of a cluster in x, y and z.
+            cluster: CTAs of a cluster in x, y and z; by default what the kernel requires.
             non_portable: whether clusters may have more CTAs than every device with clusters has.
             buffers: what the kernel may access beside all that the runtime has registered.
             progress: is told every now and then how many CTAs of how many have ended.
@@ -72,6 +72,7 @@ class SimulatedKernel:
         """
         data = bytes(params)
         options = present(self.options)
+        cluster = cluster or required_cluster(self.program)
         self._check(grid, Shape(1, block, cluster, self.smem_bytes), data, non_portable)
         # One kernel at a time: they share what is registered, and each machine has one state.
         with self._memory.lent():

@@ -8,20 +8,11 @@
 //   codes --16-byte reads--> registers --dequant--> A fragments   (a lane reads only its own words)
 //   A x B --wgmma--> sums; per group of K scaled into the accumulators where the plan says so
 //
-// One warp tells the copy engine what to bring; the others divide the tile along N. Full barriers
-// tell that a stage's bytes are there, empty barriers that all warps are done with it:
-//
-//   producer   wait empty[s]   announce bytes, copy -> full[s]              s = s + 1 mod kStages
-//   warps      wait full[s]    dequant, multiply; when the last product that reads s has ended,
-//                              arrive at empty[s]
-//
-// What is beyond N, M or K are zeros of the boxes: code 0 is a number in every type, and tokens beyond
-// K are 0. Sums of rows beyond N are not stored.
-//
-// Boxes, and no copies of runs of bytes: the copy engine takes about 100 clocks for a copy however
-// short it is, and a stage has one run of codes and one of scales for each row block.
+// One warp tells the copy engine what to bring (mainloop/stages.cuh); the others divide the tile along
+// N. A warp leaves a stage when the last product that reads it has ended.
 #pragma once
 
+#include <humming/mainloop/stages.cuh>
 #include <humming/mainloop/token_scales.cuh>
 #include <humming/mainloop/weights.cuh>
 #include <humming/ptx/barrier.cuh>
@@ -63,49 +54,19 @@ struct WgmmaMainloop {
   static_assert(C::kTokenGroupK == 0 || kPartial,
                 "slot mainloop: scales of groups of tokens meet partial sums only");
 
-  // Bytes of a stage. Boxes begin where the pattern of their swizzle does.
-  static constexpr int kBoxK = 128 * 8 / C::Tokens::kBits;
-  static constexpr int kBoxes = ceil_div(C::kBlockK, kBoxK);
-  static constexpr int kBoxBytes = C::kBlockM * 128;
-  // Boxes of codes lie one behind the other, each with its bricks of all row blocks.
-  static constexpr int kCodeRunBytes = C::kBoxBricks * Weights::kBrickBytes;
-  static constexpr int kCodeBoxBytes = Weights::kBlocks * kCodeRunBytes;
-  static constexpr int kCodeBoxes = ceil_div(kBricks, C::kBoxBricks);
-  static_assert(kBricks % C::kBoxBricks == 0, "slot mainloop: boxes of codes divide a stage");
-  static constexpr int kWeightBytes =
-      Weights::kCodesSize + C::kBlockN * Weights::kGroups *
-                                ((kScalesInLoop ? Weights::kScaleBytes : 0) +
-                                 (Weights::kHasZero ? Weights::kZeroBytes : 0));
-  static constexpr int kStageSize = ceil_div(kBoxes * kBoxBytes + Weights::kSize, 1024) * 1024;
-  // The barriers lie behind everything, where the epilogue does not write.
-  static constexpr int kReservedBytes = 16 * C::kStages;
+  using Stages = BoxedStages<C, Weights>;
+  using Ring = typename Stages::Ring;
+  using TokenScales = StoredTokenScales<C>;
+  static constexpr int kReservedBytes = Stages::kReservedBytes;
+  static constexpr int kSharedBytes = Stages::kSharedBytes;
   // It waits for the grids ahead of it by itself, where it first needs what they write.
   static constexpr bool kWaits = true;
-  static constexpr int kSharedBytes = C::kStages * kStageSize + kReservedBytes;
 
   // (row block, token tile, i) -> row 16 * block + g + 8 * Places::half(i),
   //                               token kTileTokens * tile + Places::token(lane, column(i))
   using Product = typename C::Mma::Sum;
   using Sum = typename IfElse<kPartial, float, Product>::Type;
   using Accumulators = Sum[kRowBlocks][kTokenTiles][4];
-
-  // The barriers of stages, and where in the ring a warp is.
-  struct Ring {
-    u32 full, empty;  // addresses of those of slot 0
-    int slot = 0;
-    u32 parity = 0;
-
-    __device__ explicit Ring(u32 shared)
-        : full(shared + C::kSharedBytes - kReservedBytes), empty(full + 8 * C::kStages) {}
-    __device__ void advance() {
-      if (++slot == C::kStages) {
-        slot = 0;
-        parity ^= 1;
-      }
-    }
-    __device__ void wait_full() const { ptx::mbarrier_wait(full + 8 * slot, parity); }
-    __device__ void wait_empty() const { ptx::mbarrier_wait(empty + 8 * slot, parity ^ 1); }
-  };
 
   // Threads that hold sums meet.
   static __device__ void sync() { ptx::named_barrier_sync<kThreads>(1); }
@@ -114,133 +75,66 @@ struct WgmmaMainloop {
   static __device__ bool run(const Params& p, u8* shared, int tile_n, int tile_m, int begin,
                              int end, Accumulators& acc) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    Ring ring(ptx::shared_address(shared));
-    if (threadIdx.x == 0) {
-#pragma unroll
-      for (int slot = 0; slot < C::kStages; ++slot) {
-        ptx::mbarrier_init(ring.full + 8 * slot, 1);
-        ptx::mbarrier_init(ring.empty + 8 * slot, C::kWarpsN);
-      }
-      ptx::fence_mbarrier_init();
-    }
-    __syncthreads();
+    const u32 address = ptx::shared_address(shared);
+    const Ring ring(address);
+    if (threadIdx.x == 0) ring.init();
+    Stages::begin();
     if (warp >= C::kWarpsN) {
       if constexpr (C::kRegisters != 0) ptx::setmaxnreg_dec<C::kProducerRegisters>();
-      if (warp == C::kWarpsN) {
-        if (lane == 0)
-          produce(Source(p, ptx::shared_address(shared), tile_n, tile_m), begin, end, ring);
-      }
+      if (warp == C::kWarpsN) Stages::produce(p, address, tile_n, tile_m, begin, end, ring, lane);
       return false;
     }
     if constexpr (C::kRegisters != 0) ptx::setmaxnreg_inc<C::kRegisters>();
     if constexpr (C::kDependentLaunch) ptx::griddepcontrol_wait();
     consume(p, shared, warp, lane, tile_m, begin, end, ring, acc);
+    sync();  // shared memory is free for the epilogue
     return true;
   }
 
  private:
-  // Bytes of an element of the map whose boxes have rows of so many bytes: they have 256 elements
-  // at most.
-  static constexpr int element_of(int row_bytes) {
-    return row_bytes <= 256 ? 1 : row_bytes <= 512 ? 2 : row_bytes <= 1024 ? 4 : 8;
-  }
-
-  // What the producer brings, of this tile: boxes, counted as whole also where a matrix ends.
-  struct Source {
-    const Params& p;
-    u32 shared;  // address of stage 0
-    int first_block, first_token;
-
-    __device__ Source(const Params& p, u32 shared, int tile_n, int tile_m)
-        : p(p),
-          shared(shared),
-          first_block(tile_n * Weights::kBlocks),
-          first_token(tile_m * C::kBlockM) {}
-
-    // Announces a stage and brings it.
-    __device__ void bring(int stage, const Ring& ring) const {
-      const u32 barrier = ring.full + 8 * ring.slot;
-      ptx::mbarrier_arrive_expect_tx(barrier, kBoxes * kBoxBytes + kWeightBytes);
-      const u32 codes = shared + ring.slot * kStageSize + kBoxes * kBoxBytes;
-#pragma unroll
-      for (int box = 0; box < kCodeBoxes; ++box) {
-        const int brick = stage * kBricks + box * C::kBoxBricks;
-        C::Mover::box(codes + box * kCodeBoxBytes, p.codes_map,
-                      brick * (Weights::kBrickBytes / element_of(kCodeRunBytes)), first_block,
-                      barrier);
-      }
-      const int group = C::kGroupK == 0 ? 0 : stage * C::kBlockK / max_of(C::kGroupK, 1);
-      const u32 scales = codes + Weights::kCodesSize, zeros = scales + Weights::kScalesSize;
-      if constexpr (kScalesInLoop) {
-        constexpr int kValues = 16 * Weights::kScaleBytes;
-        C::Mover::box(scales, p.scales_map,
-                      group * (kValues / element_of(Weights::kGroups * kValues)), first_block,
-                      barrier);
-      }
-      if constexpr (Weights::kHasZero) {
-        constexpr int kValues = 16 * Weights::kZeroBytes;
-        C::Mover::box(zeros, p.zeros_map,
-                      group * (kValues / element_of(Weights::kGroups * kValues)), first_block,
-                      barrier);
-      }
-#pragma unroll
-      for (int box = 0; box < kBoxes; ++box) {
-        C::Mover::box(shared + ring.slot * kStageSize + box * kBoxBytes, p.x_map,
-                      stage * C::kBlockK + box * kBoxK, first_token, barrier);
-      }
-    }
-  };
-
-  // Fills stage after stage.
-  static __device__ void produce(const Source& source, int begin, int end, Ring ring) {
-    C::Mover::prepare(source.p.x_map);
-    C::Mover::prepare(source.p.codes_map);
-    if constexpr (kScalesInLoop) C::Mover::prepare(source.p.scales_map);
-    if constexpr (Weights::kHasZero) C::Mover::prepare(source.p.zeros_map);
-    // Not earlier: a grid ahead may have written the weights, too.
-    if constexpr (C::kDependentLaunch) ptx::griddepcontrol_wait();
-    for (int at = begin; at < end; ++at, ring.advance()) {
-      ring.wait_empty();
-      source.bring(at, ring);
-    }
-  }
-
   // Row blocks that a warp multiplies side by side. With partial sums it is one after the other, all
   // bricks of a stage each, so that one row block's partial sums are enough.
   static constexpr int kPasses = kPartial ? kRowBlocks : 1;
   static constexpr int kSide = kRowBlocks / kPasses;
   using Products = Product[kSide][kTokenTiles][4];
-  // Steps and bricks of a group of K whose sums are added together; not more than a stage.
+  // What is opened together: the bricks that share a box of tokens.
+  static constexpr int kUnitK = Stages::kBoxK;
+  static constexpr int kUnitBricks = kUnitK / 64;
+  static constexpr int kUnitSteps = kUnitBricks * kBrickSteps;
+  static constexpr int kUnits = kBricks / kUnitBricks;
+  static_assert(kUnitK % 64 == 0 && kBricks % kUnitBricks == 0,
+                "slot mainloop: stages hold whole boxes of tokens, and these whole bricks");
+  // Steps and units of a group of K whose sums are added together; not more than a stage.
   static constexpr int kGroupSteps =
-      kPartial ? min_of(C::kPartialK / kStepK, kBrickSteps) : kBrickSteps;
-  static constexpr int kGroupBricks =
-      kPartial ? min_of(max_of(C::kPartialK / 64, 1), kBricks) : 1;
+      kPartial ? min_of(C::kPartialK / kStepK, kUnitSteps) : kUnitSteps;
+  static constexpr int kGroupUnits =
+      kPartial ? min_of(max_of(C::kPartialK / kUnitK, 1), kUnits) : 1;
 
   // A turn multiplies the fragments of one place while those of the next turn are made in the other.
-  // The more steps of a brick it has, the longer the latency that it hides; registers decide.
+  // The more steps of a unit it has, the longer the latency that it hides; registers decide.
   static constexpr int kSumRegisters = 4 * kTokenTiles * (kRowBlocks + (kPartial ? 1 : 0));
   static constexpr int kSpare = (C::kRegisters != 0 ? C::kRegisters : 168) - kSumRegisters - 60;
-  static constexpr int kMostSteps = kPartial ? kGroupSteps : kBrickSteps;
+  static constexpr int kMostSteps = kPartial ? kGroupSteps : kUnitSteps;
   static constexpr int kTurnSteps = 8 * kMostSteps * kSide <= kSpare   ? kMostSteps
                                     : 4 * kMostSteps * kSide <= kSpare ? max_of(kMostSteps / 2, 1)
                                                                        : 1;
-  static constexpr int kGroupTurns = kPartial ? kGroupBricks * kGroupSteps / kTurnSteps : 1;
-  static constexpr int kParts = kBrickSteps / kTurnSteps;
+  static constexpr int kGroupTurns = kPartial ? kGroupUnits * kGroupSteps / kTurnSteps : 1;
+  static constexpr int kParts = kUnitSteps / kTurnSteps;
 
-  // A warp's way through its part of K: stage after stage, in each one pass after the other, brick
-  // after brick.
+  // A warp's way through its part of K: stage after stage, in each one pass after the other, unit
+  // after unit.
   struct Consumer {
     const u8* shared;
     int warp, lane;
     Ring ring;
     int stages;      // of the part from the one at hand on
     int step;        // first one of K of the stage at hand
-    int brick = 0;   // the one at hand, within its stage
+    int unit = 0;    // the one at hand, within its stage
     int pass = 0;    // the one at hand
     u32 done = 0;    // barrier to arrive at when all products before the next ones have ended
-    u64 tokens = 0;  // descriptor of the brick's tokens
+    u64 tokens = 0;  // descriptor of the unit's tokens
     typename Weights::StoredScales scales;
-    u32 words[kSide][kWords];
+    u32 words[kUnitBricks][kSide][kWords];
     typename Weights::Rows rows[kSide];
     typename Weights::Marks marks[kRowBlocks] = {};
     u32 a[2][kTurnSteps][kSide][4];
@@ -258,25 +152,28 @@ struct WgmmaMainloop {
       open();
     }
 
-    // Reads the words of the brick at hand, of this warp's row blocks of the pass.
+    // Reads the words of the unit at hand, of this warp's row blocks of the pass.
     __device__ void open() {
-      const u8* base = shared + ring.slot * kStageSize;
-      const u8* codes = base + kBoxes * kBoxBytes;
+      const u8* base = shared + ring.slot * Stages::kStageSize;
+      const u8* codes = base + Stages::kBoxes * Stages::kBoxBytes;
       const int first = warp * kRowBlocks + pass;
 #pragma unroll
-      for (int block = 0; block < kSide; ++block) {
-        const u8* run = codes + brick / C::kBoxBricks * kCodeBoxBytes +
-                        (first + block) * kCodeRunBytes +
-                        brick % C::kBoxBricks * Weights::kBrickBytes;
-        Weights::read_words(run, lane, words[block]);
+      for (int in_unit = 0; in_unit < kUnitBricks; ++in_unit) {
+        const int brick = unit * kUnitBricks + in_unit;
+#pragma unroll
+        for (int block = 0; block < kSide; ++block) {
+          const u8* run = codes + brick / C::kBoxBricks * Stages::kCodeBoxBytes +
+                          (first + block) * Stages::kCodeRunBytes +
+                          brick % C::kBoxBricks * Weights::kBrickBytes;
+          Weights::read_words(run, lane, words[in_unit][block]);
+        }
       }
       note<0>();
       const int values = first * 16 * Weights::kGroups;
       scales.scales = codes + Weights::kCodesSize + values * Weights::kScaleBytes;
       scales.zeros =
           codes + Weights::kCodesSize + Weights::kScalesSize + values * Weights::kZeroBytes;
-      const int box = brick * 64 / kBoxK, in_box = brick * 64 % kBoxK * C::Tokens::kBits / 8;
-      tokens = ptx::wgmma_descriptor(ptx::shared_address(base) + box * kBoxBytes + in_box);
+      tokens = ptx::wgmma_descriptor(ptx::shared_address(base) + unit * Stages::kBoxBytes);
     }
 
     // Of the pass at hand, which is kPass or one behind.
@@ -286,15 +183,15 @@ struct WgmmaMainloop {
         if (pass != kPass) return note<kPass + 1>();
       }
 #pragma unroll
-      for (int block = 0; block < kSide; ++block) {
-        Weights::note(words[block], marks[kPass + block]);
+      for (int block = 0; block < kSide * kUnitBricks; ++block) {
+        Weights::note(words[block / kSide][block % kSide], marks[kPass + block % kSide]);
       }
     }
 
-    // Goes to the next brick: of this pass, of the next one, or of the next stage. False at the end.
+    // Goes to the next unit: of this pass, of the next one, or of the next stage. False at the end.
     __device__ bool advance() {
-      if (++brick == kBricks) {
-        brick = 0;
+      if (++unit == kUnits) {
+        unit = 0;
         if (++pass == kPasses) {
           pass = 0;
           done = ring.empty + 8 * ring.slot;
@@ -308,19 +205,20 @@ struct WgmmaMainloop {
       return true;
     }
 
-    // Makes the fragments of steps [kStep, kEnd) of the brick at hand, from step 0 of a place on.
+    // Makes the fragments of steps [kStep, kEnd) of the unit at hand, from step 0 of a place on.
     template <int kPlace, int kStep, int kEnd, int kTo = 0>
     __device__ void fill() {
       constexpr int kGroupK = max_of(C::kGroupK, 1);
       if constexpr (kStep == 0 || (C::kGroupK != 0 && kStep * kStepK % kGroupK == 0)) {
-        const int group = Weights::StoredScales::group_of(brick * kBrickSteps + kStep);
+        const int group = Weights::StoredScales::group_of(unit * kUnitSteps + kStep);
 #pragma unroll
         for (int block = 0; block < kSide; ++block) rows[block].load(scales, block, group, lane);
       }
 #pragma unroll
       for (int block = 0; block < kSide; ++block) {
         u32(&to)[4] = a[kPlace][kTo][block];
-        Weights::template fragment<kStep>(words[block], rows[block], to);
+        Weights::template fragment<kStep % kBrickSteps>(words[kStep / kBrickSteps][block],
+                                                        rows[block], to);
         // Codes that are operands as they are would stay where the next words are read to.
         if constexpr (C::Order::kCodeBits == C::Order::kOperandBits) {
 #pragma unroll
@@ -330,16 +228,16 @@ struct WgmmaMainloop {
       if constexpr (kStep + 1 < kEnd) fill<kPlace, kStep + 1, kEnd, kTo + 1>();
     }
 
-    // The scales of a lane's rows for the group that a step of the brick belongs to.
+    // The scales of a lane's rows for the group that a step of the unit belongs to.
     __device__ void row_factors(int step, float (&factors)[2]) const {
       if constexpr (C::kGroupK != 0) {
-        const int group = Weights::StoredScales::group_of(brick * kBrickSteps + step);
+        const int group = Weights::StoredScales::group_of(unit * kUnitSteps + step);
         scales.floats(0, group, lane, factors);
       }
     }
   };
 
-  // Multiplies the fragments of a place, which belong to steps [kStep, kEnd) of a brick. `adds` is
+  // Multiplies the fragments of a place, which belong to steps [kStep, kEnd) of a unit. `adds` is
   // false where sums begin.
   template <int kPlace, int kStep, int kEnd>
   static __device__ void multiply(Consumer& c, Products& sums, bool adds) {
@@ -367,8 +265,7 @@ struct WgmmaMainloop {
     constexpr int kNext = (kPart + 1) % kParts * kTurnSteps;
     ptx::wgmma_wait<1>();
     if (c.done != 0) {
-      __syncwarp();
-      if (c.lane == 0) ptx::mbarrier_arrive(c.done);
+      Stages::leave(c.done, c.lane);
       c.done = 0;
     }
     const bool more = kPart + 1 < kParts || c.advance();
@@ -380,17 +277,23 @@ struct WgmmaMainloop {
   struct Group {
     float factors[2] = {1.f, 1.f};
     int step, pass;
+    const typename C::TokenScale::Storage* staged;  // its tokens' scales, if stages have them
 
     __device__ Group(const Consumer& c, int first)
-        : step(c.step + c.brick * kBrickSteps + first), pass(c.pass) {
+        : step(c.step + c.unit * kUnitSteps + first), pass(c.pass) {
       c.row_factors(first, factors);
+      if constexpr (Stages::kHasTokenScales) {
+        const u8* stage = c.shared + c.ring.slot * Stages::kStageSize;
+        staged = Stages::TokenScales::staged(stage + Stages::kTokenScalesAt,
+                                             c.unit * kUnitSteps + first);
+      }
     }
   };
 
   // Adds the finished sums of a group, times its scales, to the accumulators of its row block, which
   // is kPass or one behind. No loop finds it, for an index would put accumulators into memory.
   template <int kPass>
-  static __device__ void flush(const StoredTokenScales<C>& token_scales, const Group& group,
+  static __device__ void flush(const TokenScales& token_scales, const Group& group,
                                const Products& sums, Accumulators& acc) {
     if constexpr (kPass + 1 < kPasses) {
       if (group.pass != kPass) return flush<kPass + 1>(token_scales, group, sums, acc);
@@ -402,7 +305,11 @@ struct WgmmaMainloop {
       if constexpr (C::kTokenGroupK != 0) {
         const int first = kTileTokens * tile + Places::token(lane, 0);
         const int second = kTileTokens * tile + Places::token(lane, 1);
-        token_scales.floats(first, second, group.step, tokens);
+        if constexpr (Stages::kHasTokenScales) {
+          C::TokenScales::floats(group.staged[first], group.staged[second], tokens);
+        } else {
+          token_scales.floats(first, second, group.step, tokens);
+        }
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -415,8 +322,8 @@ struct WgmmaMainloop {
 
   // The turns of a group from kTurn on; returns whether there is another group.
   template <int kPlace, int kPart, int kTurn>
-  static __device__ bool turns(const StoredTokenScales<C>& token_scales, Consumer& c,
-                               const Group& group, Products& sums, Accumulators& acc) {
+  static __device__ bool turns(const TokenScales& token_scales, Consumer& c, const Group& group,
+                               Products& sums, Accumulators& acc) {
     multiply<kPlace, kPart * kTurnSteps, (kPart + 1) * kTurnSteps>(c, sums, kTurn > 0);
     const bool more = prepare<kPlace, kPart>(c);
     if constexpr (kTurn + 1 < kGroupTurns) {
@@ -432,8 +339,8 @@ struct WgmmaMainloop {
   // One turn, or those of a group, after the other until place and part are those of the beginning
   // again; returns whether there is more.
   template <int kPlace, int kPart>
-  static __device__ bool cycle(const StoredTokenScales<C>& token_scales, Consumer& c,
-                               Products& sums, Accumulators& acc) {
+  static __device__ bool cycle(const TokenScales& token_scales, Consumer& c, Products& sums,
+                               Accumulators& acc) {
     bool more;
     if constexpr (kPartial) {
       const Group group(c, kPart * kTurnSteps);
@@ -455,7 +362,7 @@ struct WgmmaMainloop {
                                  int begin, int end, const Ring& ring, Accumulators& acc) {
     Consumer c(shared, warp, lane, ring, begin, end);
     c.template fill<0, 0, kTurnSteps>();
-    const StoredTokenScales<C> token_scales(p, tile_m);
+    const TokenScales token_scales(p, tile_m);
     if constexpr (kPartial) {
       Products sums;
       ptx::keep_sums(sums[0]);
@@ -470,9 +377,9 @@ struct WgmmaMainloop {
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) ptx::keep_sums(acc[block]);
     }
+    if constexpr (Stages::kClustered) Stages::leave(c.done, lane);
 #pragma unroll
     for (int block = 0; block < kRowBlocks; ++block) Weights::spoil(c.marks[block], acc[block]);
-    sync();  // shared memory is free for the epilogue
   }
 };
 

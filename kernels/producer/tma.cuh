@@ -1,5 +1,5 @@
 // Slot producer: the copy engine, told by one warp.
-// Needs: tma, mbarrier_tx.
+// Needs: tma, mbarrier_tx; multicast for clusters.
 #pragma once
 
 #include <humming/params.cuh>
@@ -15,6 +15,14 @@ struct TmaProducer {
   // A box of the mapped matrix, with zeros where that ends, counted as whole.
   static __device__ void box(u32 shared, const TensorMap& map, int column, int row, u32 barrier) {
     ptx::cp_async_bulk_tensor_2d(shared, &map, column, row, barrier);
+  }
+
+  // The same into each of the first kCtas CTAs of the cluster.
+  template <int kCtas>
+  static __device__ void shared_box(u32 shared, const TensorMap& map, int column, int row,
+                                    u32 barrier) {
+    constexpr unsigned short kAll = (1 << kCtas) - 1;
+    ptx::cp_async_bulk_tensor_2d_multicast(shared, &map, column, row, barrier, kAll);
   }
 };
 

@@ -10,6 +10,19 @@ __device__ inline void cp_async_16(unsigned shared, const void* global, unsigned
                : "memory");
 }
 
+// Copies 4 bytes, or makes them zero; neighbours stay in L1.
+__device__ inline void cp_async_4(unsigned shared, const void* global, bool exists) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global),
+               "r"(exists ? 4 : 0)
+               : "memory");
+}
+
+// Arrives at a barrier object, which counts it, when this thread's copies have ended (PTX ISA
+// 9.7.13.15.15 "cp.async.mbarrier.arrive").
+__device__ inline void cp_async_arrive(unsigned barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int kPending>

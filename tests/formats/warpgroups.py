@@ -24,6 +24,7 @@ QUANTIZED = (
 )
 """Products of quantized activations that warpgroups take as they are."""
 # (warpgroups, row blocks, tokens of a tile, bricks of a stage, stages)
+CLUSTERS = (1, 2, 4)
 SHAPES = (
     *((1, 1, 8, 1, 2), (1, 1, 64, 2, 3), (2, 1, 16, 2, 4), (2, 1, 96, 1, 3), (1, 2, 32, 2, 2)),
     *((2, 2, 64, 1, 3), (3, 1, 32, 2, 2), (2, 1, 128, 2, 2), (2, 1, 256, 1, 2), (4, 1, 32, 4, 2)),
@@ -45,10 +46,11 @@ def tiles(
 ) -> list[TileConfig]:
     """Tiles of every kind that fit, each whole and with K split."""
     made = [
-        warpgroup_tile(*shape, split_k)
+        warpgroup_tile(*shape, split_k, cluster)
         for shape in SHAPES
         for split_k in (1, 2)
-        if shape[2] <= most_tokens
+        for cluster in CLUSTERS
+        if shape[2] <= most_tokens and shape[2] % (8 * cluster) == 0
     ]
     return [tile for tile in made if fits(tile, problem, lowering, caps)]
 
