@@ -4,10 +4,10 @@
     python benchmarks/warpgroups.py --m 4096 --tiles "2,2,128,2,3,1; 2,1,256,1,4,1"
 
 A tile is named by warpgroups, blocks of 64 rows of each, tokens, bricks of 64 values of K of a
-stage, stages, parts of K, CTAs of a cluster. Without `--tiles` all that might be the fastest are tried. Times are
-those of CUDA-graph replays over weights that together exceed the L2 three times, in turns with
-cuBLAS in the activations' type and with the composer's choice; the composer's estimates stand
-beside them, so that its constants can be fitted.
+stage, stages, parts of K, CTAs of a cluster. Without `--tiles` all that might be the fastest are
+tried. Times are those of CUDA-graph replays over weights that together exceed the L2 three times,
+in turns with cuBLAS in the activations' type and with the composer's choice; the composer's
+estimates stand beside them, so that its constants can be fitted.
 """
 
 import argparse

@@ -33,6 +33,7 @@ from humming.tiles import (
     candidates,
     fits,
     holds_group,
+    measurable,
     why_no_tile,
 )
 from humming.tuned import NO_RECORDS, Found, Records
@@ -204,8 +205,8 @@ def decide(
 
 
 def choices(decision: Decision) -> list[Ready]:
-    """Every lowering that can be built with every tile that fits, in the order of the cost model at
-    the tokens of the decision."""
+    """Every lowering that can be built with every tile that may be worth measuring, in the order of
+    the cost model at the tokens of the decision."""
     problem, caps = decision.problem, decision.capabilities
     ranked = _ranked_range(problem, decision.m_range)
     options = []
@@ -213,7 +214,7 @@ def choices(decision: Decision) -> list[Ready]:
         model = CostModel(problem, lowering, caps)
         options += [
             Ready(lowering, tile, model.estimate(decision.m, tile))
-            for tile in candidates(problem, lowering, caps, ranked)
+            for tile in measurable(problem, lowering, caps, ranked)
         ]
     return sorted(options, key=_rank)
 
@@ -240,7 +241,7 @@ def _heeding(decision: Decision, found: Mapping[MRange, Found]) -> Decision:
         why = f"{entry.lowering} cannot be built"
     elif (option.lowering.layout, option.lowering.packed_bits) != packing[0]:
         why = f"{entry.lowering} reads weights that are packed in another way"
-    elif entry.tile not in candidates(problem, option.lowering, caps, ranked):
+    elif entry.tile not in measurable(problem, option.lowering, caps, ranked):
         why = f"{entry.lowering} has no tile {entry.tile} for it"
     else:
         model = CostModel(problem, option.lowering, caps)

@@ -18,7 +18,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ _DEMANDS = {
     "allow_undocumented": False,
 }
 _REQUIRED = {"problem", "n", "k", "m", "lowering", "tile", "us", "card", "date", "versions"}
-_TILE_FIELDS = {known.name for known in fields(TileConfig)}
+_TILE_FIELDS = {known.name: known.default for known in fields(TileConfig)}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -112,7 +112,7 @@ class Entry:
             **demands,
             "m": list(self.m_range),
             "lowering": self.lowering,
-            "tile": asdict(self.tile),
+            "tile": _told_tile(self.tile),
             "us": {str(m): us for m, us in sorted(self.us.items())},
             "card": self.card,
             "date": self.date,
@@ -180,11 +180,17 @@ def _canonical(formats: Any) -> str:
     return f"{WeightSpec.parse(weight).name} x {ActivationSpec.parse(activation).name}"
 
 
+# What a tile has by default it need not be told, so that files outlive new ways to cut products.
+def _told_tile(tile: TileConfig) -> dict[str, int]:
+    return {n: v for n, v in asdict(tile).items() if v != _TILE_FIELDS[n]}
+
+
 def _tile(raw: Any) -> TileConfig:
     if not isinstance(raw, dict):
         raise ValueError(f"tile = {raw!r} is no object")
-    _check_keys("a tile", raw, _TILE_FIELDS, set())
-    return TileConfig(**{name: _whole(f"tile {name}", raw[name], 0) for name in _TILE_FIELDS})
+    required = {name for name, default in _TILE_FIELDS.items() if default is MISSING}
+    _check_keys("a tile", raw, required, set(_TILE_FIELDS))
+    return TileConfig(**{name: _whole(f"tile {name}", size, 0) for name, size in raw.items()})
 
 
 def _check_keys(what: str, raw: Mapping[str, Any], required: set[str], more: set[str]) -> None:

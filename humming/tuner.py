@@ -8,7 +8,7 @@ measurement. Who measures is exchangeable, so that nothing here needs a card.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import exp, log
 from typing import Any, Protocol
 
@@ -28,6 +28,7 @@ from humming.decision import Decision, MRange, Ready
 from humming.errors import UnsupportedError
 from humming.lowering import Rejection
 from humming.problem import GemmProblem, whole_number
+from humming.tiles import TileConfig
 from humming.tuned import NO_RECORDS, Entry, ProblemKey
 
 CANDIDATES = 24
@@ -39,9 +40,12 @@ TOKENS = (1, *(high for _, high in TUNED_RANGES if high is not None), 4096)
 
 # Replays of the first round, and how many kernels are measured thoroughly.
 _FIRST_REPLAYS, _FINALISTS = 2, 3
-# Of each kind of lowering so many are measured, however slow the model expects them to be: between
-# kinds it errs more than within them.
-_PER_KIND = 3
+# Of each kind of lowering so many cuts are measured, however slow the model expects them to be:
+# between kinds it errs more than within them.
+_PER_KIND = 2
+# The model hardly tells pipelines of more or fewer stages apart, and nothing of clusters: another
+# way to run the same cut comes behind so many other cuts.
+_CUTS_BEFORE_VARIANT = 3
 # The cost model's choice stays unless something is faster by more than a measurement varies.
 _WORTH = 0.01
 
@@ -268,26 +272,43 @@ def _tuned(
 
 def shortlist(decision: Decision, count: int | None) -> list[Ready]:
     """The kernels worth measuring: the cost model's choice, some of each kind of lowering, then
-    those that it expects to be fastest; all if `count` is None."""
+    those that it expects to be fastest, of many cuts rather than of one; all if `count` is None."""
     chosen = decision.chosen
     if chosen is None:
         return []
     # One packed weight must do for all.
     packing = chosen.lowering.layout, chosen.lowering.packed_bits
-    options = [
-        option
-        for option in choices(decision)
-        if (option.lowering.layout, option.lowering.packed_bits) == packing
-    ]
-    per_kind: dict[tuple[str, str], list[Ready]] = {}
-    for option in options:
-        kind = option.lowering.mma.name, option.lowering.scale_site
-        per_kind.setdefault(kind, []).append(option)
-    leading = [option for found in per_kind.values() for option in found[:_PER_KIND]]
+    cuts: dict[tuple[str, TileConfig], list[Ready]] = {}
+    for option in choices(decision):
+        if (option.lowering.layout, option.lowering.packed_bits) == packing:
+            cut = replace(option.tile, num_stages=2, cluster_n=1)
+            cuts.setdefault((option.lowering.name, cut), []).append(option)
+    leading: dict[tuple[str, str], list[Ready]] = {}
+    weighed: list[tuple[int, Ready]] = []
+    for rank, variants in enumerate(map(_varied, cuts.values())):
+        lowering = variants[0].lowering
+        leading.setdefault((lowering.mma.name, lowering.scale_site), []).append(variants[0])
+        weighed += [
+            (rank + _CUTS_BEFORE_VARIANT * place, option) for place, option in enumerate(variants)
+        ]
+    leaders = (option for found in leading.values() for option in found[:_PER_KIND])
+    others = (option for _, option in sorted(weighed, key=lambda pair: pair[0]))
     ordered = {
-        (option.lowering.name, option.tile): option for option in (chosen, *leading, *options)
+        (option.lowering.name, option.tile): option for option in (chosen, *leaders, *others)
     }
     return list(ordered.values())[:count]
+
+
+def _varied(variants: list[Ready]) -> list[Ready]:
+    """Ways to run one cut, so that other stages and other clusters than the first come by turns."""
+    stages = list(dict.fromkeys(option.tile.num_stages for option in variants))
+    return sorted(
+        variants,
+        key=lambda option: (
+            stages.index(option.tile.num_stages) + option.tile.cluster_n.bit_length(),
+            -option.tile.cluster_n,
+        ),
+    )
 
 
 def _refused(option: Ready, why: str) -> Rejection:

@@ -169,7 +169,7 @@ def _tile(**values: Any) -> Any:
     [
         (_changed(speed=3), "unknown keys speed"),
         (lambda raw: {k: v for k, v in raw.items() if k != "date"}, "lacks date"),
-        (_tile(cluster_n=2), "unknown keys cluster_n"),
+        (_tile(cluster_x=2), "unknown keys cluster_x"),
         (_tile(block_n=True), "block_n = True is no whole number"),
         (_tile(block_k=63), "breaks block_k"),
         (_changed(tile=7), "tile = 7"),
@@ -204,6 +204,14 @@ def test_an_entry_that_cannot_be_read_is_told_and_left_out(
     assert re.search(why, told)
     with pytest.raises(UnsupportedError, match="entries would be lost"):
         written(path, good)
+
+
+def test_what_a_tile_has_by_default_need_not_be_told(tmp_path: Path) -> None:
+    wanted = entry(option=decided(records=NO_RECORDS).chosen)
+    raw = wanted.to_dict()
+    assert "cluster_n" not in raw["tile"]
+    for told in (raw, raw | {"tile": raw["tile"] | {"cluster_n": 1}}):
+        assert Entry.from_dict(json.loads(json.dumps(told))) == wanted
 
 
 def test_of_two_entries_for_the_same_the_first_counts(tmp_path: Path) -> None:

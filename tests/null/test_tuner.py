@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +82,22 @@ def test_candidates_are_the_models_best_of_every_kind(problem: str, m: int) -> N
     assert found[0] == decision.chosen
     kinds = {(o.lowering.mma.name, o.lowering.scale_site) for o in decision.ready}
     assert {(o.lowering.mma.name, o.lowering.scale_site) for o in found} == kinds
+    cuts = {(o.lowering.name, replace(o.tile, num_stages=2, cluster_n=1)) for o in found}
+    assert len(cuts) >= CANDIDATES // 3, "not all of them are the same cut in other pipelines"
     everything = shortlist(decision, None)
     assert everything[: len(found)] == found
     assert len(everything) == len(choices(decision))
     assert {o.lowering.packed_bits for o in everything} == {decision.chosen.lowering.packed_bits}
+
+
+def test_some_candidates_are_in_clusters_where_the_device_has_them() -> None:
+    def clusters(device: str) -> set[int]:
+        caps = plugins.capabilities(device)
+        decision = decide(PROBLEM, caps, (257, 512), plugins.registry(), records=NO_RECORDS)
+        return {option.tile.cluster_n for option in shortlist(decision, CANDIDATES)}
+
+    assert clusters("h200") == {1, 2, 4}
+    assert clusters("a100") == {1}
 
 
 def test_tokens_of_a_range_are_tuned_together() -> None:
