@@ -73,5 +73,5 @@ def circumstances(caps: DeviceCapabilities, device_index: int = 0) -> dict[str, 
     return {
         "card": torch.cuda.get_device_name(device_index),
         "date": datetime.date.today().isoformat(),
-        "versions": {"humming": own, "torch": torch.__version__, name: f"{major}.{minor}"},
+        "versions": {"humming": own, "torch": str(torch.__version__), name: f"{major}.{minor}"},
     }

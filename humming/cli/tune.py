@@ -91,7 +91,7 @@ def tune_kernels(
     out = Output(as_json)
     with out.progress("tune", job.ranges) as step:
         job.run(step)
-    notes += _notes(job, output)
+    notes += _notes(job)
     payload = {
         "device": caps.name,
         **job.circumstances,
@@ -198,8 +198,8 @@ def _card(device: str | None) -> "tuple[DeviceCapabilities, int]":
     )
 
 
-def _notes(job: _Job, output: Path | None) -> Iterator[str]:
-    from humming import env
+def _notes(job: _Job) -> Iterator[str]:
+    from humming import env, tuned
 
     left_out = job.ranges - len(job.found)
     if left_out and not job.failures:
@@ -210,8 +210,13 @@ def _notes(job: _Job, output: Path | None) -> Iterator[str]:
         yield f"{rough} ranges were measured roughly, for lack of time; give more --seconds"
     if env.records() is None:
         yield "HUMMING_RECORDS=off: nothing here heeds records"
-    elif output is not None:
-        yield f"to use it, set HUMMING_RECORDS={output}"
+        return
+    known = tuned.records_for(job.caps.name)
+    heeded = [known.of(found.problem).get(found.m_range) for found in job.found]
+    before = {first.path for first in heeded if first} - {job.record.absolute()}
+    yield from (f"{path} goes before it" for path in sorted(before))
+    if None in heeded:
+        yield f"to use it, set HUMMING_RECORDS={job.record}"
 
 
 def _described(found: "TunedRange") -> dict[str, Any]:

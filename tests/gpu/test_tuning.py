@@ -23,7 +23,7 @@ def test_what_was_tuned_is_used_and_right(
     record = tmp_path / f"{caps.name}.json"
     n, k = 1040, 1152
     words = ("tune", text, "--n", f"{n}", "--k", f"{k}", "--m", "1,64,1024", "--candidates", "6")
-    assert cli.main([*words, "--seconds", "20", "--output", str(record), "--json"]) == 0
+    assert cli.main([*words, "--seconds", "60", "--output", str(record), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [found["m"] for found in told["ranges"]] == [[1], [64], [1024]]
     for found in told["ranges"]:

@@ -432,6 +432,15 @@ def test_explanations_say_who_chose(humming: Shell) -> None:
     assert told["chosen"] == told["record"]["lowering"]
 
 
+def test_explain_asks_for_the_very_problem(humming: Shell) -> None:
+    problem = replace(PROBLEM, batch_invariant=True)
+    written(tuned.user_record("h200"), entry(problem, (1, None)))
+    words = ("explain", "int4_g128 x bf16", "--device", "h200", "-n", "4096", "-k", "4096")
+    assert humming.json(*words)["chosen_by"] == "cost model"
+    assert humming.json(*words, "--fp16-accumulation")["chosen_by"] == "cost model"
+    assert humming.json(*words, "--batch-invariant")["chosen_by"] == "record"
+
+
 def test_explain_takes_records_as_an_argument(humming: Shell, tmp_path: Path) -> None:
     path = written(tmp_path / "mine.json", entry(m_range=(513, 1024)))
     words = ("explain", "int4_g128 x bf16", "--device", "h200", "-n", "4096", "-k", "4096")

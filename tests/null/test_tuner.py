@@ -285,6 +285,18 @@ def test_tune_writes_where_it_is_told(humming: Shell, card: Any, tmp_path: Path)
     assert told["notes"] == [f"to use it, set HUMMING_RECORDS={path}"]
 
 
+def test_tune_says_what_goes_before_its_record(
+    humming: Shell, card: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = tmp_path / "fleet.json"
+    humming.json(*SMALL, "--output", str(fleet))
+    monkeypatch.setenv("HUMMING_RECORDS", str(fleet))
+    assert humming.json(*SMALL)["notes"] == [f"{fleet} goes before it"]
+    assert humming.json(*SMALL, "--output", str(fleet))["notes"] == []
+    monkeypatch.setenv("HUMMING_RECORDS", "off")
+    assert humming.json(*SMALL)["notes"] == ["HUMMING_RECORDS=off: nothing here heeds records"]
+
+
 def test_tune_takes_a_model(humming: Shell, card: Any, tmp_path: Path) -> None:
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
     (tmp_path / "config.json").write_text(json.dumps(sizes))
