@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timing import capture, copies_beyond_l2, environment, time_graphs
+from timing import environment
 
 import humming
 from humming import reference
+from humming.timing import capture, copies_beyond_l2, time_graphs
 
 FORMATS = "int8,int8_asym,int4,fp8,fp8_e5m2,fp8_g128,mxfp8,mxfp4,nvfp4,int8_tensor"
 CALLS = 24

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from packing import time_packing
-from timing import Floor, capture, copies_beyond_l2, environment, time_graphs
+from timing import Floor, environment
 
 import humming
 from humming import reference
@@ -29,6 +29,7 @@ from humming.compiler import compile_plan
 from humming.composer import M_RANGES, compose
 from humming.plugins import capabilities
 from humming.problem import GemmProblem
+from humming.timing import capture, copies_beyond_l2, time_graphs
 
 SHAPES = "4096x4096,8192x8192,7168x2048,2048x7168,28672x8192,8192x28672,10240x8192"
 HOST_CALLS = 300

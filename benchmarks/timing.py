@@ -1,14 +1,10 @@
-"""How benchmarks time: CUDA-graph replays over buffers that do not fit in L2, beside a floor.
+"""What stands beside the times of benchmarks: a floor, and the card, versions and date.
 
-Nothing here asserts. Times are microseconds per call; a call is one of `calls` that a graph
-replays one after the other, each on another copy of the weights.
+How they time is in `humming.timing`. Nothing here asserts.
 """
 
-import datetime
 import importlib.metadata
-import statistics
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,44 +13,9 @@ import torch
 from humming import plugins
 from humming.compiler import compile_source
 from humming.hookspecs import Kernel
+from humming.timing import circumstances
 
-CALLS = 48
-REPLAYS = 10
-L2_MULTIPLES = 3
 FLOOR_SMEM_BYTES = 6 * 16384
-
-
-def copies_beyond_l2(bytes_per_copy: int) -> int:
-    """How many copies of a buffer together exceed the L2 three times (at least two)."""
-    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
-    return max(2, -(-L2_MULTIPLES * l2_bytes // bytes_per_copy))
-
-
-def capture(call: Callable[[int], Any], calls: int = CALLS) -> torch.cuda.CUDAGraph:
-    """A graph of `calls` calls; call number i is told i."""
-    call(0)  # compiles, loads and warms up outside of the graph
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for index in range(calls):
-            call(index)
-    graph.replay()
-    torch.cuda.synchronize()
-    return graph
-
-
-def time_graphs(graphs: dict[str, torch.cuda.CUDAGraph], calls: int = CALLS) -> dict[str, float]:
-    """Median microseconds per call of each graph; the graphs take turns."""
-    times: dict[str, list[float]] = {name: [] for name in graphs}
-    for _ in range(REPLAYS):
-        for name, graph in graphs.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times[name].append(start.elapsed_time(end) * 1000 / calls)
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 class Floor:
@@ -86,10 +47,11 @@ def environment() -> dict[str, Any]:
             continue
     caps = plugins.capabilities()
     compiler = plugins.compiler_for(caps)
+    known = circumstances(caps)
     return {
-        "card": torch.cuda.get_device_name(0),
+        "card": known["card"],
         "device": caps.name,
         "compiler": f"{compiler.name} {compiler.version[0]}.{compiler.version[1]}",
         "versions": versions,
-        "date": datetime.date.today().isoformat(),
+        "date": known["date"],
     }

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timing import capture, copies_beyond_l2, environment, time_graphs
+from timing import environment
 
 import humming
 from humming import reference
@@ -31,6 +31,7 @@ from humming.plugins import capabilities, registry
 from humming.problem import GemmProblem
 from humming.runtime import Kernel, Operands, TokenScales
 from humming.tiles import TileConfig, fits, warpgroup_tile
+from humming.timing import capture, copies_beyond_l2, time_graphs
 
 # Graphs that take turns; each holds memory of its own.
 TOGETHER = 16

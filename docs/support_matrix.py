@@ -16,6 +16,7 @@ from humming.dtypes import DataType
 from humming.matrix import read_matrix
 from humming.problem import GemmProblem
 from humming.registry import Contribution, Registry, load_yaml
+from humming.tuned import NO_RECORDS
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "support_matrix.md"
@@ -136,7 +137,7 @@ def _cell(rows: list[MmaRow], dtype: DataType) -> str:
 
 def _decide(pair: str, caps: DeviceCapabilities) -> Decision:
     problem = GemmProblem.parse(pair, SIZE, SIZE)
-    return decide(problem, caps, m_range_of(TOKENS), bundled())
+    return decide(problem, caps, m_range_of(TOKENS), bundled(), records=NO_RECORDS)
 
 
 def _pair_rows(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from humming import env, plugins
+from humming import env, plugins, tuned
 from humming.cache import (
     CacheEntry,
     KernelCache,
@@ -22,7 +22,7 @@ from humming.cache import (
     key_version,
 )
 from humming.capability import DeviceCapabilities
-from humming.composer import M_RANGES, KernelPlan, compose, m_range_of, sized
+from humming.composer import KernelPlan, compose, m_range_of, m_ranges, sized
 from humming.dtypes import DataType
 from humming.errors import CompileError, PluginError, UnsupportedError, check_type
 from humming.hookspecs import Compiler, Image
@@ -173,7 +173,8 @@ def compile(
         n, k: sizes of the weight [n, k]; they replace those of a description.
         m: numbers of tokens to be ready for; None is ready for any.
         directory: a folder to fill instead of the cache of the environment. It serves as a cache
-            wherever `HUMMING_CACHE_DIR` names it.
+            wherever `HUMMING_CACHE_DIR` names it. Entries of tuned records that kernels were
+            chosen by are put there, too.
         jobs: kernels in progress at a time; by default as `HUMMING_COMPILE_JOBS` says.
 
     Returns:
@@ -186,13 +187,20 @@ def compile(
     """
     problem, caps = sized(problem, n, k), plugins.capabilities(device)
     tokens = m if isinstance(m, Iterable) or m is None else [m]
-    ranges = M_RANGES if tokens is None else dict.fromkeys(map(m_range_of, tokens))
+    known = m_ranges(problem, caps)
+    ranges = known if tokens is None else dict.fromkeys(m_range_of(m, known) for m in tokens)
     if directory is not None:
         how = "Give the path of a folder, or leave directory away."
         check_type("compile", "directory", directory, (str, Path), how)
     plans = [compose(problem, caps, m_range=m_range) for m_range in ranges]
     cache = True if directory is None else KernelCache(Path(directory))
     made = compile_many(plans, jobs=jobs, cache=cache)
+    if directory is not None:
+        # Who is served by the folder must choose the kernels that are in it.
+        heeded = [plan.decision.record.entry for plan in plans if plan.decision.record]
+        if heeded:
+            record = tuned.user_record(caps.name, Path(directory))
+            tuned.merge_record(record, tuned.row_of(caps.name), heeded)
     if problem.activation.dtype.is_narrow:
         sources = _quantizing_sources(problem, caps, tokens)
         made += [compile_source(text, QUANTIZE_ENTRY, caps, cache=cache) for text in sources]

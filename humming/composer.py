@@ -5,12 +5,13 @@ can be built into a `KernelPlan`; `plan` does so for names, and is what users ca
 receive the plan and never look the device up again.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
+from pathlib import Path
 from typing import Any, TypeVar
 
-from humming import plugins
+from humming import plugins, tuned
 from humming.capability import DeviceCapabilities
 from humming.cost import CostModel, Estimate
 from humming.decision import Decision, Missing, MRange, Ready
@@ -32,8 +33,10 @@ from humming.tiles import (
     candidates,
     fits,
     holds_group,
+    measurable,
     why_no_tile,
 )
+from humming.tuned import NO_RECORDS, Found, Records
 
 M_RANGES: tuple[MRange, ...] = (
     (1, 8),
@@ -47,12 +50,18 @@ M_RANGES: tuple[MRange, ...] = (
 )
 """The ranges of M, each with a plan of its own; None is without end."""
 
+TUNED_RANGES: tuple[MRange, ...] = (*M_RANGES[:-1], (513, 1024), (1025, 2048), (2049, None))
+"""The ranges that tuned records have entries for: the one without end in parts, since the cost
+model does not tell its kernels apart well enough to be worth the compilation, but a clock does."""
+
 Option = TypeVar("Option", Ready, Missing)
 
 # Tokens at which plans of the range without end are ranked: a prefill that fills most devices.
 _OPEN_RANGE_M = 1024
 # With batch invariance one plan serves every M, so that sums are ordered alike: a decode batch's.
 _BATCH_INVARIANT_RANGE: MRange = (33, 64)
+# What one entry of a record serves then.
+_ALL_TOKENS: MRange = (1, None)
 # Of dozens of rejected rows an error names the first reasons; `humming explain` has them all.
 _REASONS_TOLD = 4
 # Tried in this order when a problem cannot be served, to name the nearest that can.
@@ -123,8 +132,28 @@ class KernelPlan:
         return self.decision.explain(self.estimate.m if m is None else m)
 
 
-def m_range_of(m: int) -> MRange:
-    """The range of M that serves `m` tokens; no tokens are served by the first.
+def m_ranges(
+    problem: GemmProblem, caps: DeviceCapabilities, records: Records | None = None
+) -> tuple[MRange, ...]:
+    """The ranges of M that a problem has plans for on a device.
+
+    They are `M_RANGES`, and the one without end is in parts where a record has an entry for one.
+    """
+    if problem.batch_invariant:
+        return M_RANGES
+    found = _records(caps, records).of(problem)
+    parts = TUNED_RANGES[len(M_RANGES) - 1 :]
+    return TUNED_RANGES if any(part in found for part in parts) else M_RANGES
+
+
+def tuned_range(problem: GemmProblem, m_range: MRange) -> MRange:
+    """The range whose entry in a record is heeded for a range of M: one for all of them where
+    results must not depend on M."""
+    return _ALL_TOKENS if problem.batch_invariant else m_range
+
+
+def m_range_of(m: int, ranges: tuple[MRange, ...] = M_RANGES) -> MRange:
+    """The range of M that serves `m` tokens, of some; no tokens are served by the first.
 
     Raises:
         UnsupportedError: m is negative.
@@ -132,7 +161,7 @@ def m_range_of(m: int) -> MRange:
     m = whole_number("a plan", "m", m)
     if m < 0:
         raise UnsupportedError(f"m = {m}", "a number of tokens is not negative", "Use m >= 0.")
-    return next(r for r in M_RANGES if r[1] is None or m <= r[1])
+    return next(r for r in ranges if r[1] is None or m <= r[1])
 
 
 def decide(
@@ -141,14 +170,16 @@ def decide(
     m_range: MRange,
     registry: Registry,
     m: int | None = None,
+    records: Records | None = None,
 ) -> Decision:
     """All that can be said about a problem on a device, at `m` tokens or where ranges are ranked.
 
     The order depends on the range alone, so that a plan serves its whole range; with
-    `batch_invariant` lowering and tile do not depend on it either.
+    `batch_invariant` lowering and tile do not depend on it either. Of `records`, by default those
+    of the device, an entry for the problem and range decides what comes first.
     """
     _check_range(m_range)
-    ranked = _BATCH_INVARIANT_RANGE if problem.batch_invariant else m_range
+    ranked = _ranked_range(problem, m_range)
     at = ranked[1] or max(ranked[0], _OPEN_RANGE_M)
     lowerings, rejected = enumerate_lowerings(problem, caps)
     ready, missing, unfit = _options(problem, lowerings, caps, ranked, at, registry)
@@ -169,7 +200,69 @@ def decide(
         tuple(unfit),
         rejected,
     )
-    return decision.at(m)
+    found = _records(caps, records).of(problem)
+    return (_heeding(decision, found) if found else decision).at(m)
+
+
+def choices(decision: Decision) -> list[Ready]:
+    """Every lowering that can be built with every tile that may be worth measuring, in the order of
+    the cost model at the tokens of the decision."""
+    problem, caps = decision.problem, decision.capabilities
+    ranked = _ranked_range(problem, decision.m_range)
+    options = []
+    for lowering, _, _ in decision.ready:
+        model = CostModel(problem, lowering, caps)
+        options += [
+            Ready(lowering, tile, model.estimate(decision.m, tile))
+            for tile in measurable(problem, lowering, caps, ranked)
+        ]
+    return sorted(options, key=_rank)
+
+
+def _heeding(decision: Decision, found: Mapping[MRange, Found]) -> Decision:
+    """The decision with the kernel in front that a record names for its range, if it is possible;
+    else a note why it is not."""
+    problem, caps = decision.problem, decision.capabilities
+    known = (_ALL_TOKENS,) if problem.batch_invariant else TUNED_RANGES
+    notes = [
+        f"an entry of {other.path} counts for nothing: its range of M is {list(m_range)}, and "
+        f"the ones that entries serve are {', '.join(str(list(served)) for served in known)}"
+        for m_range, other in found.items()
+        if m_range not in known
+    ]
+    named = found.get(tuned_range(problem, decision.m_range))
+    if named is None:
+        return replace(decision, record_notes=tuple(notes))
+    entry = named.entry
+    option = next((o for o in decision.ready if o.lowering.name == entry.lowering), None)
+    ranked = _ranked_range(problem, decision.m_range)
+    packing = [(o.lowering.layout, o.lowering.packed_bits) for o in decision.ready]
+    if option is None:
+        why = f"{entry.lowering} cannot be built"
+    elif (option.lowering.layout, option.lowering.packed_bits) != packing[0]:
+        why = f"{entry.lowering} reads weights that are packed in another way"
+    elif entry.tile not in measurable(problem, option.lowering, caps, ranked):
+        why = f"{entry.lowering} has no tile {entry.tile} for it"
+    else:
+        model = CostModel(problem, option.lowering, caps)
+        first = Ready(option.lowering, entry.tile, model.estimate(decision.m, entry.tile))
+        others = (other for other in decision.ready if other is not option)
+        ready = (first, *others)
+        return replace(decision, ready=ready, record=named, record_notes=tuple(notes))
+    notes.append(f"an entry of {named.path} is out of date: {why}")
+    return replace(decision, record_notes=tuple(notes))
+
+
+def _records(caps: DeviceCapabilities, records: Records | None) -> Records:
+    return tuned.records_for(caps.name) if records is None else records
+
+
+def _ranked_range(problem: GemmProblem, m_range: MRange) -> MRange:
+    """The range that tiles are enumerated and ranked for: parts of the one without end are as it
+    is, so that what no record has an entry for is the same kernel in all of them."""
+    if problem.batch_invariant:
+        return _BATCH_INVARIANT_RANGE
+    return M_RANGES[-1] if m_range in TUNED_RANGES[len(M_RANGES) - 1 :] else m_range
 
 
 def _options(
@@ -207,18 +300,22 @@ def compose(
     m_range: MRange,
     registry: Registry | None = None,
     m: int | None = None,
+    records: Records | None = None,
 ) -> KernelPlan:
     """The plan of the best lowering that can be built; `m` is where its estimate is made.
+
+    The best is what `records` have measured as such, by default those of the device, else what the
+    cost model expects to be.
 
     Raises:
         UnsupportedError: nothing can be built for this problem on this device; the message names
             the nearest problem that can, and the devices that serve this one.
     """
     registry = registry or plugins.registry()
-    decision = decide(problem, caps, m_range, registry, m)
+    decision = decide(problem, caps, m_range, registry, m, records)
     chosen = decision.chosen
     if chosen is None:
-        raise _unsupported(decision, registry)
+        raise unsupported(decision, registry)
     return _built(decision, chosen, registry)
 
 
@@ -237,7 +334,7 @@ def compose_as(
         UnsupportedError: the lowering lacks a component, or the tile does not fit it.
     """
     registry = registry or plugins.registry()
-    decision = decide(problem, caps, m_range, registry, m)
+    decision = decide(problem, caps, m_range, registry, m, NO_RECORDS)
     absent = _absent(problem, lowering, registry)
     if absent or not fits(tile, problem, lowering, caps):
         why = f"it lacks {', '.join(absent)}" if absent else "the device does not hold the tile"
@@ -245,6 +342,14 @@ def compose_as(
         raise UnsupportedError(f"{problem.name} by {lowering.name} in {tile}", why, how)
     at_m = CostModel(problem, lowering, caps).estimate(decision.m, tile)
     return _built(decision, Ready(lowering, tile, at_m), registry)
+
+
+def compose_each(
+    decision: Decision, options: Iterable[Ready], registry: Registry | None = None
+) -> list[KernelPlan]:
+    """The plans of several of the `choices` of a decision, to measure them."""
+    registry = registry or plugins.registry()
+    return [_built(decision, option, registry) for option in options]
 
 
 def _built(decision: Decision, chosen: Ready, registry: Registry) -> KernelPlan:
@@ -276,6 +381,7 @@ def plan(
     m: int = 1,
     n: int | None = None,
     k: int | None = None,
+    records: Path | str | None = None,
 ) -> KernelPlan:
     """The plan for `m` tokens of a problem on a device.
 
@@ -285,12 +391,17 @@ def plan(
             present.
         m: tokens; the plan serves all of the range that they fall into.
         n, k: output and input features; they replace those of a description.
+        records: a tuned record, or a folder with one per device, that goes before those of the
+            environment, the user's and the shipped ones.
 
     Raises:
-        UnsupportedError: a size is missing or wrong, the device is unknown, or nothing serves it.
+        UnsupportedError: a size is missing or wrong, the device is unknown, or nothing serves it;
+            or `records` names no record.
     """
-    problem = sized(problem, n, k)
-    return compose(problem, plugins.capabilities(device), m_range_of(m), m=m)
+    problem, caps = sized(problem, n, k), plugins.capabilities(device)
+    known = tuned.records_for(caps.name, records)
+    m_range = m_range_of(m, m_ranges(problem, caps, known))
+    return compose(problem, caps, m_range, m=m, records=known)
 
 
 def sized(problem: GemmProblem | str, n: int | None, k: int | None) -> GemmProblem:
@@ -360,7 +471,8 @@ def _absent(problem: GemmProblem, lowering: Lowering, registry: Registry) -> tup
 # -- what to say when nothing can be built --------------------------------------------------------
 
 
-def _unsupported(decision: Decision, registry: Registry) -> UnsupportedError:
+def unsupported(decision: Decision, registry: Registry) -> UnsupportedError:
+    """What to say of a decision in which nothing can be built."""
     problem, caps = decision.problem, decision.capabilities
     unfit = list(dict.fromkeys(rejection.reason for rejection in decision.unfit))
     if decision.missing:

@@ -14,6 +14,7 @@ from humming.cost import Estimate, estimate
 from humming.lowering import Lowering, Rejection
 from humming.problem import GemmProblem
 from humming.tiles import TileConfig
+from humming.tuned import Found
 
 MRange = tuple[int, int | None]
 """Tokens from low to high, both included; None is without end."""
@@ -50,6 +51,9 @@ class Decision:
         missing: lowerings that lack components, best first; never chosen.
         unfit: lowerings whose mainloop exists but has no tile for the problem, with the reason.
         rejected: every other discarded choice with its reason, nearest first.
+        record: the entry of a tuned record that the best one was taken from; None where the cost
+            model chose.
+        record_notes: why entries for the problem and range were not heeded.
     """
 
     problem: GemmProblem
@@ -60,6 +64,8 @@ class Decision:
     missing: tuple[Missing, ...]
     unfit: tuple[Rejection, ...]
     rejected: tuple[Rejection, ...]
+    record: Found | None = None
+    record_notes: tuple[str, ...] = ()
 
     @property
     def chosen(self) -> Ready | None:
@@ -97,6 +103,7 @@ class Decision:
     def to_dict(self) -> dict[str, Any]:
         """For JSON: the same sections as `explain`."""
         chosen, preferred = self.chosen, self.preferred
+        record = self.record
         return {
             "problem": self.problem.name,
             "n": self.problem.n,
@@ -105,6 +112,9 @@ class Decision:
             "m_range": list(self.m_range),
             "m": self.m,
             "chosen": chosen.lowering.name if chosen else None,
+            "chosen_by": "record" if record else "cost model",
+            "record": record.entry.to_dict() | {"path": str(record.path)} if record else None,
+            "record_notes": list(self.record_notes),
             "preferred": preferred.lowering.name if preferred else None,
             "ready": [
                 {
@@ -167,6 +177,10 @@ def _choice_lines(decision: Decision) -> Iterator[str]:
     if chosen:
         yield chosen.lowering.name
         yield f"tile: {chosen.tile}"
+        record = decision.record
+        how = record.entry.told(decision.m) if record else "by the cost model"
+        yield f"chosen: {how}"
+        yield from (f"note: {note}" for note in decision.record_notes)
         yield from (f"note: {note}" for note in chosen.lowering.notes)
     elif unfit:
         yield f"none: {unfit[0].reason}"

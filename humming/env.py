@@ -10,12 +10,14 @@ from pathlib import Path
 from humming.errors import UnsupportedError
 
 VARIABLES: dict[str, str] = {
-    "HUMMING_CACHE_DIR": "Folder of compiled kernels and tuning records; "
+    "HUMMING_CACHE_DIR": "Folder of compiled kernels and the user's tuned records; "
     "default: `humming` in the user's cache folder (`~/.cache/humming` on Linux).",
     "HUMMING_DISABLE_CACHE": "1: compile every kernel anew, without reading or writing the cache; "
     "default: 0.",
     "HUMMING_COMPILE_JOBS": "Number of kernels compiled at the same time, at least 1; "
     "default: the number of processors this process may use.",
+    "HUMMING_RECORDS": "File of tuned records, or folder with one per device, that goes before the "
+    "user's and the shipped ones; off: no records at all; default: none beside these.",
     "HUMMING_STRICT_PLUGINS": "1: raise at once when a device plugin is broken, "
     "instead of when one of its devices is asked for; default: 0.",
     "HUMMING_SIMULATE": "Name of the device that the CPU simulates where no accelerator is "
@@ -29,15 +31,12 @@ _FALSE = ("0", "false", "no", "off")
 
 
 def cache_dir() -> Path:
-    """Folder for compiled kernels (`HUMMING_CACHE_DIR`); absolute, not created here."""
-    configured = os.environ.get("HUMMING_CACHE_DIR", "").strip()
-    if configured:
-        try:
-            return Path(configured).expanduser().absolute()
-        except RuntimeError as error:
-            raise UnsupportedError(
-                f"HUMMING_CACHE_DIR={configured}", str(error), "Give a path without ~."
-            ) from error
+    """Folder for compiled kernels and the user's tuned records (`HUMMING_CACHE_DIR`).
+
+    It is absolute, and not created here.
+    """
+    if configured := _path("HUMMING_CACHE_DIR"):
+        return configured
     # Imported late: most processes that import humming never touch the cache.
     from platformdirs import user_cache_path
 
@@ -67,6 +66,17 @@ def compile_jobs() -> int:
     return int(text)
 
 
+def records() -> tuple[Path, ...] | None:
+    """Files or folders of tuned records that go before the user's (`HUMMING_RECORDS`).
+
+    None is no records at all.
+    """
+    if os.environ.get("HUMMING_RECORDS", "").strip().lower() in _FALSE:
+        return None
+    configured = _path("HUMMING_RECORDS")
+    return (configured,) if configured else ()
+
+
 def strict_plugins() -> bool:
     """Whether a broken plugin raises at once (`HUMMING_STRICT_PLUGINS`)."""
     return _flag("HUMMING_STRICT_PLUGINS")
@@ -80,6 +90,18 @@ def simulated_device() -> str:
 def trace_plugins() -> bool:
     """Whether calls of plugin hooks are logged (`HUMMING_TRACE_PLUGINS`)."""
     return _flag("HUMMING_TRACE_PLUGINS")
+
+
+def _path(name: str) -> Path | None:
+    configured = os.environ.get(name, "").strip()
+    if not configured:
+        return None
+    try:
+        return Path(configured).expanduser().absolute()
+    except RuntimeError as error:
+        raise UnsupportedError(
+            f"{name}={configured}", str(error), "Give a path without ~."
+        ) from error
 
 
 def _flag(name: str) -> bool:

@@ -16,7 +16,7 @@ import torch
 from humming import hookspecs, mapped, plugins, progress
 from humming.capability import DeviceCapabilities
 from humming.compiler import CompiledKernel, compile_many, compile_plan
-from humming.composer import M_RANGES, KernelPlan, compose
+from humming.composer import KernelPlan, compose, m_ranges
 from humming.errors import HummingError, PluginError, UnsupportedError
 from humming.problem import GemmProblem
 
@@ -308,8 +308,9 @@ class Gemm:
         if device is not None:
             check_place(self.capabilities, device_index)
         self._lock = threading.Lock()
-        self._bounds = [high for _, high in M_RANGES if high is not None]
-        self._kernels: list[Kernel | None] = [None] * len(M_RANGES)
+        self._ranges = m_ranges(problem, self.capabilities)
+        self._bounds = [high for _, high in self._ranges if high is not None]
+        self._kernels: list[Kernel | None] = [None] * len(self._ranges)
 
     def __call__(
         self,
@@ -340,14 +341,15 @@ class Gemm:
         Worth calling before a CUDA graph is recorded or a server takes requests.
         """
         if tokens is None:
-            self._load(range(len(M_RANGES)))
+            self._load(range(len(self._ranges)))
         else:
             self._load(sorted({bisect_left(self._bounds, m) for m in tokens}))
 
     def _load(self, places: Sequence[int]) -> list[Kernel]:
         with self._lock:
             missing = [place for place in places if self._kernels[place] is None]
-            plans = [compose(self.problem, self.capabilities, M_RANGES[place]) for place in missing]
+            ranges = (self._ranges[place] for place in missing)
+            plans = [compose(self.problem, self.capabilities, m_range) for m_range in ranges]
             for place, plan, compiled in zip(missing, plans, compile_many(plans), strict=True):
                 self._kernels[place] = Kernel(plan, self.device_index, compiled)
             return [kernel for place in places if (kernel := self._kernels[place])]

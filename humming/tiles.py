@@ -6,7 +6,7 @@ tokens in eights, and small batches waste nothing.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from humming.capability import DeviceCapabilities
 from humming.errors import UnsupportedError
@@ -209,6 +209,26 @@ def candidates(
     return [
         tile for tile in shapes(problem, lowering, m_range) if fits(tile, problem, lowering, caps)
     ]
+
+
+def measurable(
+    problem: GemmProblem,
+    lowering: Lowering,
+    caps: DeviceCapabilities,
+    m_range: tuple[int, int | None],
+) -> list[TileConfig]:
+    """The candidates, and those of them in clusters, whose worth only a clock tells."""
+    found = []
+    for tile in candidates(problem, lowering, caps, m_range):
+        tiles_n = -(-problem.n // tile.block_n)
+        found.append(tile)
+        found += [
+            replace(tile, cluster_n=cluster)
+            for cluster in CLUSTERS
+            if cluster != tile.cluster_n and cluster <= tiles_n
+            if tile.block_m % (8 * cluster) == 0
+        ]
+    return [tile for tile in dict.fromkeys(found) if fits(tile, problem, lowering, caps)]
 
 
 def why_no_tile(problem: GemmProblem, caps: DeviceCapabilities) -> str:

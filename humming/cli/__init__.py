@@ -21,6 +21,7 @@ from humming.cli.exits import DEFECT, ENVIRONMENT, PIPE_CLOSED, SUCCESS, status_
 from humming.cli.explain import explain
 from humming.cli.output import to_json
 from humming.cli.run import run
+from humming.cli.tune import tune_kernels
 from humming.errors import HummingError, UnsupportedError
 
 __all__ = ["app", "main"]
@@ -43,6 +44,7 @@ app.command("capabilities")(show_capabilities)
 app.command("explain")(explain)
 app.command("run")(run)
 app.command("compile")(compile_kernels)
+app.command("tune")(tune_kernels)
 app.command("doctor")(examine)
 
 

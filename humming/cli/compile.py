@@ -1,6 +1,5 @@
 """`humming compile`: kernels ahead of time, for any device of the matrix, without having it."""
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,7 +7,7 @@ import typer
 
 from humming.cli.options import AllowUndocumented, AsJson, ProblemName
 from humming.cli.output import Output, print_table, seconds
-from humming.cli.shapes import LinearShape, listed_shapes, model_shapes
+from humming.cli.shapes import wanted_shapes
 from humming.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def compile_kernels(
     from humming.cache import KernelCache
     from humming.problem import GemmProblem
 
-    wanted, notes = _wanted(n, k, shapes, model)
+    wanted, notes = wanted_shapes("compile", n, k, shapes, model)
     targets = [plugins.capabilities(name) for name in device or _present()]
     out = Output(as_json)
     rows: list[dict[str, Any]] = []
@@ -103,36 +102,6 @@ def _present() -> list[str]:
             "Name one or several: --device h200 --device a100; `humming devices --all` lists them.",
         )
     return rows[:1]
-
-
-def _wanted(
-    n: int | None, k: int | None, shapes: str | None, model: Path | None
-) -> tuple[list[LinearShape], list[str]]:
-    """The matrices that are asked for, each size once, and notes on what is left out."""
-    ways = [n is not None or k is not None, shapes is not None, model is not None]
-    if sum(ways) != 1:
-        raise UnsupportedError(
-            "compile",
-            "it must be told the sizes of the layers in one way",
-            "Give -n and -k, or --shapes NxK,NxK, or --model FOLDER.",
-        )
-    notes: list[str] = []
-    if shapes is not None:
-        found = listed_shapes(shapes)
-    elif model is not None:
-        found, notes = model_shapes(model)
-    elif n is None or k is None:
-        raise UnsupportedError("compile", "a matrix has two sizes", "Give both -n and -k.")
-    else:
-        found = [LinearShape(f"{n}x{k}", n, k)]
-    return list(_merged(found)), notes
-
-
-def _merged(shapes: Iterable[LinearShape]) -> Iterable[LinearShape]:
-    names: dict[tuple[int, int], list[str]] = {}
-    for shape in shapes:
-        names.setdefault((shape.n, shape.k), []).append(shape.name)
-    return (LinearShape(", ".join(names[size]), *size) for size in names)
 
 
 def _render(console: "Console", payload: dict[str, Any]) -> None:

@@ -217,6 +217,23 @@ def _cache() -> Iterator[Finding]:
     yield Finding("cache", OK, found)
 
 
+def _records() -> Iterator[Finding]:
+    from humming import env, plugins, tuned
+
+    if env.records() is None:
+        yield Finding("records", NOTE, "off", "Unset HUMMING_RECORDS to heed tuned records.")
+        return
+    rows = {device.row for device in plugins.devices() if device.row}
+    for row in sorted({tuned.row_of(row) for row in rows}):
+        files = tuned.records_for(row).files
+        for file in files:
+            for why in file.refused:
+                yield Finding("records", NOTE, why, "Correct or remove it, or tune again.")
+            yield Finding("records", OK, f"{row}: {len(file.entries)} entries in {file.path}")
+        if not files:
+            yield Finding("records", OK, f"{row}: none; the cost model chooses every kernel")
+
+
 _EXAMINATIONS: dict[str, Callable[[], Iterator[Finding]]] = {
     "python": _python,
     "packages": _packages,
@@ -225,6 +242,7 @@ _EXAMINATIONS: dict[str, Callable[[], Iterator[Finding]]] = {
     "devices": _devices,
     "compilers": _compilers,
     "cache": _cache,
+    "records": _records,
 }
 
 

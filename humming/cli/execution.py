@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from humming import plugins
 from humming.cli.weights import MatrixSource
 from humming.compiler import compile_plan
-from humming.composer import KernelPlan, compose, m_range_of
+from humming.composer import KernelPlan, compose, m_range_of, m_ranges
 from humming.formats import ActivationSpec
 from humming.problem import GemmProblem
 
@@ -293,7 +293,8 @@ class Job:
 @cache
 def _plan(problem: GemmProblem, caps: "DeviceCapabilities", m: int) -> KernelPlan:
     # A model has few shapes and many matrices.
-    return compose(problem, caps, m_range_of(m), m=max(m, 1))
+    m_range = m_range_of(m, m_ranges(problem, caps))
+    return compose(problem, caps, m_range, m=max(m, 1))
 
 
 def _torch_dtype(name: str) -> "torch.dtype":

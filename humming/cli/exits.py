@@ -4,13 +4,15 @@ from humming.errors import CompileError, HummingError, PluginError
 
 SUCCESS = 0
 CHECK_FAILED = 1
-"""`run --check`: a result exceeds its bound, or has none."""
+"""`run --check`: a result exceeds its bound, or has none; `tune`: a kernel's result does."""
 USAGE = 2
 """The request is wrong or not supported; the text says what is possible."""
 ENVIRONMENT = 3
 """A compiler, a driver or a plugin is missing or broken; `humming doctor` says what to do."""
 DEFECT = 70
 """A defect of humming itself, printed with its traceback."""
+INTERRUPTED = 130
+"""Ctrl-C; what was done so far is kept where the command says so."""
 PIPE_CLOSED = 141
 """Nobody reads the output any more (`| head`): the status of what SIGPIPE ends."""
 

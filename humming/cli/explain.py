@@ -1,10 +1,18 @@
 """`humming explain`: why a problem is computed the way it is on a device."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from humming.cli.options import AllowUndocumented, AsJson, DeviceName, ProblemName
+from humming.cli.options import (
+    AllowUndocumented,
+    AsJson,
+    BatchInvariant,
+    DeviceName,
+    Fp16Accumulation,
+    ProblemName,
+)
 from humming.cli.output import Output
 
 
@@ -14,15 +22,30 @@ def explain(
     n: Annotated[int, typer.Option("-n", help="Out features.")] = 8192,
     k: Annotated[int, typer.Option("-k", help="In features.")] = 8192,
     m: Annotated[int, typer.Option("-m", help="Tokens.")] = 16,
+    records: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="A tuned record, or a folder of them, to go first."),
+    ] = None,
+    batch_invariant: BatchInvariant = False,
+    fp16_accumulation: Fp16Accumulation = False,
     allow_undocumented: AllowUndocumented = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the choice for a problem on a device, its estimate, and every rejected lowering."""
-    from humming import plugins
-    from humming.composer import decide, m_range_of
+    from humming import plugins, tuned
+    from humming.composer import decide, m_range_of, m_ranges
     from humming.problem import GemmProblem
 
-    asked = GemmProblem.parse(problem, n, k, allow_undocumented=allow_undocumented)
+    asked = GemmProblem.parse(
+        problem,
+        n,
+        k,
+        batch_invariant=batch_invariant,
+        fp16_accumulation=fp16_accumulation,
+        allow_undocumented=allow_undocumented,
+    )
     caps = plugins.capabilities(device)
-    decision = decide(asked, caps, m_range_of(m), plugins.registry(), m)
+    known = tuned.records_for(caps.name, records)
+    m_range = m_range_of(m, m_ranges(asked, caps, known))
+    decision = decide(asked, caps, m_range, plugins.registry(), m, known)
     Output(as_json).emit(decision.to_dict(), lambda console: console.print(decision.explain()))

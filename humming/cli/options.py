@@ -24,3 +24,10 @@ AllowUndocumented = Annotated[
         help="Admit instructions that no vendor document names; the plan marks them.",
     ),
 ]
+BatchInvariant = Annotated[
+    bool,
+    typer.Option("--batch-invariant", help="Results do not depend on the number of tokens."),
+]
+Fp16Accumulation = Annotated[
+    bool, typer.Option("--fp16-accumulation", help="Sums in float16 are permitted.")
+]

@@ -1,7 +1,7 @@
 """The matrices of a model, from its `config.json`: what a serving engine will ask to multiply."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,42 @@ def listed_shapes(text: str) -> list[LinearShape]:
     """
     shapes = [parse_shape(part) for part in text.split(",") if part.strip()]
     if not shapes:
-        raise UnsupportedError("an empty list of shapes", "nothing to compile", "Write NxK,NxK.")
+        raise UnsupportedError("an empty list of shapes", "it asks for nothing", "Write NxK,NxK.")
     return [LinearShape(f"{n}x{k}", n, k) for n, k in shapes]
+
+
+def wanted_shapes(
+    command: str, n: int | None, k: int | None, shapes: str | None, model: Path | None
+) -> tuple[list[LinearShape], list[str]]:
+    """The matrices that a command is asked for, each size once, and notes on what is left out.
+
+    Raises:
+        UnsupportedError: sizes are given in no way or in several, or by halves.
+    """
+    ways = [n is not None or k is not None, shapes is not None, model is not None]
+    if sum(ways) != 1:
+        raise UnsupportedError(
+            command,
+            "it must be told the sizes of the layers in one way",
+            "Give -n and -k, or --shapes NxK,NxK, or --model FOLDER.",
+        )
+    notes: list[str] = []
+    if shapes is not None:
+        found = listed_shapes(shapes)
+    elif model is not None:
+        found, notes = model_shapes(model)
+    elif n is None or k is None:
+        raise UnsupportedError(command, "a matrix has two sizes", "Give both -n and -k.")
+    else:
+        found = [LinearShape(f"{n}x{k}", n, k)]
+    return list(_merged(found)), notes
+
+
+def _merged(shapes: Iterable[LinearShape]) -> Iterable[LinearShape]:
+    names: dict[tuple[int, int], list[str]] = {}
+    for shape in shapes:
+        names.setdefault((shape.n, shape.k), []).append(shape.name)
+    return (LinearShape(", ".join(names[size]), *size) for size in names)
 
 
 def model_shapes(model: Path) -> tuple[list[LinearShape], list[str]]:

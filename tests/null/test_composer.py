@@ -35,6 +35,7 @@ from humming.lowering import (
 )
 from humming.problem import LARGEST_SIZE, GemmProblem
 from humming.tiles import candidates
+from humming.tuned import NO_RECORDS
 
 GOLDEN = Path(__file__).parent / "golden" / "decisions.yaml"
 PROBLEMS = (
@@ -104,7 +105,8 @@ def recorded(device: str) -> dict[str, dict[str, str]]:
 
 def outcome(text: str, device: str, m_range: tuple[int, int | None]) -> str:
     """What is preferred with its notes, and what is chosen where that is another or nothing."""
-    decision = decide(problem(text), devices()[device], m_range, plugins.registry())
+    caps, registry = devices()[device], plugins.registry()
+    decision = decide(problem(text), caps, m_range, registry, records=NO_RECORDS)
     preferred, chosen = decision.preferred, decision.chosen
     if preferred is None:
         return "impossible"

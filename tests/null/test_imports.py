@@ -22,15 +22,15 @@ LAYERS = (
     ("components", "hookspecs", "matrix", "registry", "plugins"),
     (
         *("tiles", "source", "instruction_counts", "lowering", "tile_cost", "cost", "decision"),
-        *("composer", "quantize_kernel", "mapped"),
+        *("tuned", "composer", "quantize_kernel", "mapped"),
     ),
     ("cache", "compiler"),
-    ("runtime",),
+    ("runtime", "timing"),
     ("quantized", "quantizer", "reference", "packing"),
     ("activations",),
     ("quantized_ops",),
     ("ops",),
-    ("nn",),
+    ("nn", "tuner", "measurer"),
     ("cli", "testing"),
     ("__main__",),
 )
