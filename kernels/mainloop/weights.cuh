@@ -88,6 +88,16 @@ struct StagedWeights {
     }
   }
 
+  // Reads the A registers of step kStep of a brick whose codes are operands as they are.
+  template <int kStep>
+  static __device__ void read_step(const u8* brick, int lane, u32 (&a)[4]) {
+    static_assert(kWords % 4 == 0 && C::Order::kWord[0][4 * kStep] / 4 == kStep,
+                  "slot mainloop: a step of codes that are operands is a chunk of four words");
+    const Words4 read = *reinterpret_cast<const Words4*>(brick + 512 * kStep + lane * 16);
+#pragma unroll
+    for (int r = 0; r < 4; ++r) a[r] = read.word[C::Order::kWord[0][4 * kStep + r] % 4];
+  }
+
   // Scales and zero points of a warp's row blocks, as they lie in shared memory.
   struct StoredScales {
     using Scale = typename C::Scale::Storage;

@@ -110,6 +110,10 @@ struct WgmmaMainloop {
   static constexpr int kGroupUnits =
       kPartial ? min_of(max_of(C::kPartialK / kUnitK, 1), kUnits) : 1;
 
+  // Codes that are operands as they are come from shared memory when their place is free. Were they
+  // read before, the assembler would read them into registers that a product under way still reads.
+  static constexpr bool kNative = C::Order::kCodeBits == C::Order::kOperandBits;
+
   // A turn multiplies the fragments of one place while those of the next turn are made in the other.
   // The more steps of a unit it has, the longer the latency that it hides; registers decide.
   static constexpr int kSumRegisters = 4 * kTokenTiles * (kRowBlocks + (kPartial ? 1 : 0));
@@ -124,6 +128,7 @@ struct WgmmaMainloop {
   // A warp's way through its part of K: stage after stage, in each one pass after the other, unit
   // after unit.
   struct Consumer {
+    int m;  // tokens, more than 0
     const u8* shared;
     int warp, lane;
     Ring ring;
@@ -134,13 +139,15 @@ struct WgmmaMainloop {
     u32 done = 0;    // barrier to arrive at when all products before the next ones have ended
     u64 tokens = 0;  // descriptor of the unit's tokens
     typename Weights::StoredScales scales;
-    u32 words[kUnitBricks][kSide][kWords];
+    u32 words[kUnitBricks][kSide][kNative ? 1 : kWords];
     typename Weights::Rows rows[kSide];
     typename Weights::Marks marks[kRowBlocks] = {};
     u32 a[2][kTurnSteps][kSide][4];
 
-    __device__ Consumer(const u8* shared, int warp, int lane, const Ring& ring, int begin, int end)
-        : shared(shared),
+    __device__ Consumer(const Params& p, const u8* shared, int warp, int lane, const Ring& ring,
+                        int begin, int end)
+        : m(p.m),
+          shared(shared),
           warp(warp),
           lane(lane),
           ring(ring),
@@ -152,23 +159,30 @@ struct WgmmaMainloop {
       open();
     }
 
+    // Where a brick of the unit at hand lies, of a row block of the pass.
+    __device__ const u8* run(int in_unit, int block) const {
+      const int brick = unit * kUnitBricks + in_unit;
+      const int row_block = warp * kRowBlocks + pass + block;
+      return shared + ring.slot * Stages::kStageSize + Stages::kBoxes * Stages::kBoxBytes +
+             brick / C::kBoxBricks * Stages::kCodeBoxBytes + row_block * Stages::kCodeRunBytes +
+             brick % C::kBoxBricks * Weights::kBrickBytes;
+    }
+
     // Reads the words of the unit at hand, of this warp's row blocks of the pass.
     __device__ void open() {
+      if constexpr (!kNative) {
+#pragma unroll
+        for (int in_unit = 0; in_unit < kUnitBricks; ++in_unit) {
+#pragma unroll
+          for (int block = 0; block < kSide; ++block) {
+            Weights::read_words(run(in_unit, block), lane, words[in_unit][block]);
+          }
+        }
+        note<0>();
+      }
       const u8* base = shared + ring.slot * Stages::kStageSize;
       const u8* codes = base + Stages::kBoxes * Stages::kBoxBytes;
       const int first = warp * kRowBlocks + pass;
-#pragma unroll
-      for (int in_unit = 0; in_unit < kUnitBricks; ++in_unit) {
-        const int brick = unit * kUnitBricks + in_unit;
-#pragma unroll
-        for (int block = 0; block < kSide; ++block) {
-          const u8* run = codes + brick / C::kBoxBricks * Stages::kCodeBoxBytes +
-                          (first + block) * Stages::kCodeRunBytes +
-                          brick % C::kBoxBricks * Weights::kBrickBytes;
-          Weights::read_words(run, lane, words[in_unit][block]);
-        }
-      }
-      note<0>();
       const int values = first * 16 * Weights::kGroups;
       scales.scales = codes + Weights::kCodesSize + values * Weights::kScaleBytes;
       scales.zeros =
@@ -217,12 +231,12 @@ struct WgmmaMainloop {
 #pragma unroll
       for (int block = 0; block < kSide; ++block) {
         u32(&to)[4] = a[kPlace][kTo][block];
-        Weights::template fragment<kStep % kBrickSteps>(words[kStep / kBrickSteps][block],
-                                                        rows[block], to);
-        // Codes that are operands as they are would stay where the next words are read to.
-        if constexpr (C::Order::kCodeBits == C::Order::kOperandBits) {
-#pragma unroll
-          for (u32& word : to) word = ptx::copied(word);
+        if constexpr (kNative) {
+          Weights::template read_step<kStep % kBrickSteps>(run(kStep / kBrickSteps, block), lane,
+                                                           to);
+        } else {
+          Weights::template fragment<kStep % kBrickSteps>(words[kStep / kBrickSteps][block],
+                                                          rows[block], to);
         }
       }
       if constexpr (kStep + 1 < kEnd) fill<kPlace, kStep + 1, kEnd, kTo + 1>();
@@ -236,6 +250,19 @@ struct WgmmaMainloop {
       }
     }
   };
+
+  // Leaves the fragments of a place where they are up to here, where the products that read them have
+  // ended.
+  template <int kPlace>
+  static __device__ void hold(const Consumer& c) {
+#pragma unroll
+    for (int step = 0; step < kTurnSteps; ++step) {
+#pragma unroll
+      for (int block = 0; block < kSide; ++block) {
+        ptx::hold(c.a[kPlace][step][block], c.m, c.ring.full);
+      }
+    }
+  }
 
   // Multiplies the fragments of a place, which belong to steps [kStep, kEnd) of a unit. `adds` is
   // false where sums begin.
@@ -260,10 +287,12 @@ struct WgmmaMainloop {
 
   // While products are under way, goes on to what the next turn multiplies. Those of the turn before
   // must have ended before their fragments are replaced, and before their stage is.
-  template <int kPlace, int kPart>
+  // kOtherRead: whether a product that was under way before the last turn may read the other place.
+  template <int kPlace, int kPart, bool kOtherRead>
   static __device__ bool prepare(Consumer& c) {
     constexpr int kNext = (kPart + 1) % kParts * kTurnSteps;
     ptx::wgmma_wait<1>();
+    if constexpr (kOtherRead) hold<1 - kPlace>(c);
     if (c.done != 0) {
       Stages::leave(c.done, c.lane);
       c.done = 0;
@@ -325,11 +354,12 @@ struct WgmmaMainloop {
   static __device__ bool turns(const TokenScales& token_scales, Consumer& c, const Group& group,
                                Products& sums, Accumulators& acc) {
     multiply<kPlace, kPart * kTurnSteps, (kPart + 1) * kTurnSteps>(c, sums, kTurn > 0);
-    const bool more = prepare<kPlace, kPart>(c);
+    const bool more = prepare<kPlace, kPart, (kTurn > 0)>(c);
     if constexpr (kTurn + 1 < kGroupTurns) {
       return turns<1 - kPlace, (kPart + 1) % kParts, kTurn + 1>(token_scales, c, group, sums, acc);
     } else {
       ptx::wgmma_wait<0>();
+      hold<kPlace>(c);
       ptx::keep_sums(sums[0]);
       flush<0>(token_scales, group, sums, acc);
       return more;
@@ -347,7 +377,7 @@ struct WgmmaMainloop {
       more = turns<kPlace, kPart, 0>(token_scales, c, group, sums, acc);
     } else {
       multiply<kPlace, kPart * kTurnSteps, (kPart + 1) * kTurnSteps>(c, acc, true);
-      more = prepare<kPlace, kPart>(c);
+      more = prepare<kPlace, kPart, true>(c);
     }
     constexpr int kNextPlace = (kPlace + kGroupTurns) % 2,
                   kNextPart = (kPart + kGroupTurns) % kParts;
@@ -360,7 +390,7 @@ struct WgmmaMainloop {
 
   static __device__ void consume(const Params& p, const u8* shared, int warp, int lane, int tile_m,
                                  int begin, int end, const Ring& ring, Accumulators& acc) {
-    Consumer c(shared, warp, lane, ring, begin, end);
+    Consumer c(p, shared, warp, lane, ring, begin, end);
     c.template fill<0, 0, kTurnSteps>();
     const TokenScales token_scales(p, tile_m);
     if constexpr (kPartial) {
@@ -374,6 +404,8 @@ struct WgmmaMainloop {
       while (cycle<0, 0>(token_scales, c, acc, acc)) {
       }
       ptx::wgmma_wait<0>();
+      hold<0>(c);
+      hold<1>(c);
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) ptx::keep_sums(acc[block]);
     }

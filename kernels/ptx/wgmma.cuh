@@ -25,17 +25,24 @@ __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// A register of its own with the same value, for operands that are read while their source changes.
-__device__ inline u32 copied(u32 value) {
-  u32 copy;
-  asm volatile("mov.b32 %0, %1;" : "=r"(copy) : "r"(value));
-  return copy;
-}
-
 // Makes the compiler have fragments in registers here: written before a fence that follows.
 __device__ inline void keep(u32 (&a)[4]) {
 #pragma unroll
   for (u32& word : a) asm volatile("" : "+r"(word)::"memory");
+}
+
+// Makes the assembler leave fragments in their registers up to here, where a product under way may
+// still read them: to ptxas 13.0 they are free once that is issued. `never` must be negative never, and
+// not be known to be so; the store is one that is not made.
+__device__ inline void hold(const u32 (&a)[4], int never, u32 shared) {
+  asm volatile(
+      "{\n"
+      ".reg .pred made;\n"
+      "setp.lt.s32 made, %4, 0;\n"
+      "@made st.shared.v4.b32 [%5], {%0, %1, %2, %3};\n"
+      "}" ::"r"(a[0]),
+      "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(never), "r"(shared)
+      : "memory");
 }
 
 // Keeps the compiler from moving accesses to sums across this place: it does not know that an

@@ -24,7 +24,7 @@ def test_what_was_tuned_is_used_and_right(
     n, k = 1040, 1152
     words = ("tune", text, "--n", f"{n}", "--k", f"{k}", "--m", "1,64,1024", "--candidates", "6")
     assert cli.main([*words, "--seconds", "60", "--output", str(record), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(capsys.readouterr().out.split("\n", 1)[1])
     assert [found["m"] for found in told["ranges"]] == [[1], [64], [1024]]
     for found in told["ranges"]:
         assert not found["wrong"]

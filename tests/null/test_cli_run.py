@@ -224,8 +224,7 @@ def test_an_infinite_bound_admits_overflow_but_no_nan(expected_within: bool) -> 
     result = torch.full((1, 16), torch.inf if expected_within else torch.nan, dtype=torch.float16)
     plan = SimpleNamespace(
         problem=problem,
-        tile=SimpleNamespace(split_k=1, warps_k=1),
-        lowering=SimpleNamespace(operand_roundings=lambda problem: 0),
+        roundings={},
     )
     check = execution._compare(result, plan, x, quantized, None)  # type: ignore[arg-type]
     assert check.passed is False
