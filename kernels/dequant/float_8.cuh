@@ -18,6 +18,7 @@ struct DequantFloat8 {
   static_assert(Order::kOperandBits == 8 && Order::kCodeBits == kBits,
                 "slot dequant: DequantFloat8 reads codes packed for operands in bytes");
   static constexpr float kFactor = float_power_of_two(Type::kBias - Code::kBias);
+  static constexpr bool kIdentity = kBits == 8;  // codes are operands as they are
   static constexpr int kMagnitudeAt = Type::kAt + Type::kMantissaBits - Code::kMantissaBits;
   static constexpr int kSignAt = Type::kAt + Type::kBits - 1;
   struct Offset {};

@@ -24,6 +24,7 @@ struct DequantInteger8 {
                 "slot dequant: DequantInteger8 reads codes packed for narrow operands");
   static_assert(!kZeroPoint || (kSlotBits == 8 && kBits < 8 && !Code::kTwosComplement),
                 "slot dequant: zero points belong to unsigned codes of less than 8 bits");
+  static constexpr bool kIdentity = kBits == kSlotBits;  // codes are operands as they are
   static constexpr int kAt = Code::kTwosComplement ? kSlotBits - kBits : 0;
   static constexpr float kFactor = 1.f / (1 << kAt);
 

@@ -112,7 +112,7 @@ struct WgmmaMainloop {
 
   // Codes that are operands as they are come from shared memory when their place is free. Were they
   // read before, the assembler would read them into registers that a product under way still reads.
-  static constexpr bool kNative = C::Order::kCodeBits == C::Order::kOperandBits;
+  static constexpr bool kNative = requires { requires Weights::Dequant::kIdentity; };
 
   // A turn multiplies the fragments of one place while those of the next turn are made in the other.
   // The more steps of a unit it has, the longer the latency that it hides; registers decide.

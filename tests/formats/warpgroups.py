@@ -20,6 +20,7 @@ QUANTIZED = (
     *("int4 x int8", "int8 x int8", "int8 x int8_asym", "uint4_zp x int8", "int4_g128 x int8"),
     *("int8_g128 x int8_g128", "int4_g32 x int8_g64", "uint3_g64_zp x int8_tensor"),
     *("fp8 x fp8", "fp8_block128 x fp8_g128", "mxfp4 x fp8", "int4_g128 x fp8", "mxfp8 x mxfp8"),
+    *("float8e0m7_block64x32 x int8_tensor", "float4e0m3 x fp8"),
     *("float8e5m2 x fp8_tensor", "int3 x fp8_e5m2", "mxfp6_e3m2 x fp8", "uint4_g64_zp x fp8_g128"),
 )
 """Products of quantized activations that warpgroups take as they are."""
