@@ -1,7 +1,10 @@
 """Lowerings: exactness from values, and what each rule admits and refuses, on small devices."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 
 from humming import dtypes
 from humming.capability import INT32, Absence, DeviceCapabilities, MmaRow
@@ -14,6 +17,7 @@ from humming.lowering import (
     K_MAJOR,
     OPERAND,
     enumerate_lowerings,
+    left_out_of_products,
     represents,
     represents_differences,
     represents_products,
@@ -126,6 +130,39 @@ def test_codes_minus_zero_points(operand, dtype, exact):
 def test_weights_times_scales_in_bfloat16(dtype, scale, exact):
     pair = DataType.parse(dtype), DataType.parse(scale)
     assert represents_products(dtypes.bfloat16, *pair) is exact
+
+
+@pytest.mark.parametrize(
+    ("dtype", "left"),
+    [("float4e2m1", 2), ("int4", 3), ("float6e2m3", 2), ("float6e3m2", None), ("float8e4m3", None)],
+)
+def test_powers_of_two_that_scales_leave_out_in_bfloat16(dtype, left):
+    """Of every product with scales of all of float's range, no bit is lost and none overflows."""
+    codes, scale = DataType.parse(dtype), DataType.parse("float8e8m0")
+    found = left_out_of_products(dtypes.bfloat16, codes, scale)
+    assert found == left
+    if left is None:
+        return
+    scales = scale.decode_table()
+    products = np.outer(codes.decode_table(), scales[np.isfinite(scales)]) / 2.0**left
+    made = torch.from_numpy(products).to(torch.bfloat16).double().numpy()
+    assert np.array_equal(made, products)
+
+
+def test_sums_that_keep_few_bits_do_not_run_over_all_of_k():
+    short = replace(row("float8e4m3", shape=(64, 8, 32)), sum_bits=13)
+    for text, partial in (
+        ("fp8 x fp8", 128),
+        ("fp8_block128 x fp8_g128", 128),
+        ("mxfp8 x mxfp8", 32),
+        ("float8e4m3_g512 x fp8", 128),
+    ):
+        problem = GemmProblem.parse(text, 1024, 1024)
+        found, _ = lowered(text, short)
+        assert {lowering.partial_k(problem) for lowering in found} == {partial}
+        found, _ = lowered(text, replace(short, sum_bits=None))
+        wanted = 0 if "_" not in text and "mx" not in text else None
+        assert wanted is None or {lowering.partial_k(problem) for lowering in found} == {wanted}
 
 
 # -- operands -------------------------------------------------------------------------------------

@@ -222,6 +222,38 @@ def test_weights_rounded_to_the_operand(activation: str, roundings: int) -> None
     assert ((found - exact).abs() > error_bound(problem, x, weight)).any()
 
 
+def truncated(x: torch.Tensor, weight: QuantizedWeight, step: int, together: int) -> torch.Tensor:
+    """A product whose sums of `step` addends keep 13 bits, and run over `together` values of K."""
+    products = x.double()[:, None, :] * dequantize(weight)[None]
+    total = torch.zeros(products.shape[:2], dtype=torch.float64)
+    for first in range(0, products.shape[2], together):
+        partial = torch.zeros_like(total)
+        for at in range(first, min(first + together, products.shape[2]), step):
+            addends = torch.cat([products[:, :, at : at + step], partial[:, :, None]], dim=2)
+            exponent = torch.frexp(addends.abs().amax(2).clamp(min=1e-300)).exponent - 1
+            unit = torch.exp2((exponent - 13).double())[:, :, None]
+            partial = ((addends / unit).trunc() * unit).sum(2)
+        total += partial
+    return total
+
+
+@pytest.mark.parametrize("together", [128, 512])
+@pytest.mark.parametrize("certain", [True, False])
+def test_sums_that_keep_few_bits(certain: bool, together: int) -> None:
+    weight = quantize(torch.randn(24, 512), "fp8")
+    numbers = torch.randn(6, 512).to(torch.float8_e4m3fn).double()
+    problem = GemmProblem.parse("fp8 x fp8 -> float32", *weight.shape)
+    found, exact = truncated(numbers, weight, 32, together), matmul(numbers, weight)
+    bound = error_bound(problem, numbers, weight, short_k=together, certain=certain)
+    error = (found - exact).abs()
+    assert (error <= bound).all()
+    # Sums that are precise would not be off so far, and a step of K left out would be.
+    assert (error > error_bound(problem, numbers, weight, certain=certain)).any()
+    if not certain:
+        missing = exact - numbers[:, :32] @ dequantize(weight)[:, :32].T
+        assert ((missing - exact).abs() > bound).float().mean() > 0.5
+
+
 @pytest.mark.parametrize("name", ["int4_g32", "uint4_g32_zp", "uint4_g32_fzp"])
 def test_folded_offsets_sum_larger_numbers(name: str) -> None:
     weight = quantize(torch.randn(16, 96) / 16, name)
