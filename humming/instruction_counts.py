@@ -47,7 +47,8 @@ def weight_scales(problem: GemmProblem, lowering: Lowering, caps: DeviceCapabili
         return 0.0
     target = lowering.operand if lowering.scale_site == OPERAND else float32
     count = per_scale_pair(problem.weight.scale_dtype, target, caps.features)
-    return _LOADS + count + (lowering.scale_up(problem.weight) > 0)
+    multiplied = lowering.scale_up(problem.weight) > 0 or lowering.scale_left_out(problem) > 0
+    return _LOADS + count + multiplied
 
 
 def token_values(problem: GemmProblem, lowering: Lowering, caps: DeviceCapabilities) -> float:
