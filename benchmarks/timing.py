@@ -8,39 +8,20 @@ import datetime
 import importlib.metadata
 import statistics
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from graphs import CALLS, capture, copies_beyond_l2, replay
 
 from humming import plugins
 from humming.compiler import compile_source
 from humming.hookspecs import Kernel
 
-CALLS = 48
+__all__ = ["Floor", "capture", "copies_beyond_l2", "environment", "time_graphs"]
+
 REPLAYS = 10
-L2_MULTIPLES = 3
 FLOOR_SMEM_BYTES = 6 * 16384
-
-
-def copies_beyond_l2(bytes_per_copy: int) -> int:
-    """How many copies of a buffer together exceed the L2 three times (at least two)."""
-    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
-    return max(2, -(-L2_MULTIPLES * l2_bytes // bytes_per_copy))
-
-
-def capture(call: Callable[[int], Any], calls: int = CALLS) -> torch.cuda.CUDAGraph:
-    """A graph of `calls` calls; call number i is told i."""
-    call(0)  # compiles, loads and warms up outside of the graph
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for index in range(calls):
-            call(index)
-    graph.replay()
-    torch.cuda.synchronize()
-    return graph
 
 
 def time_graphs(graphs: dict[str, torch.cuda.CUDAGraph], calls: int = CALLS) -> dict[str, float]:
@@ -48,12 +29,7 @@ def time_graphs(graphs: dict[str, torch.cuda.CUDAGraph], calls: int = CALLS) -> 
     times: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(REPLAYS):
         for name, graph in graphs.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times[name].append(start.elapsed_time(end) * 1000 / calls)
+            times[name].append(replay(graph) / calls)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
