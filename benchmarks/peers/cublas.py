@@ -14,7 +14,7 @@ FP8_SCALES = {"fp8 x fp8": ("tensor", "row"), "fp8_block128 x fp8_g128": ("block
 
 
 class Cublas(worker.Peer):
-    """A dense weight in bfloat16 (float16 where activations are), and in fp8 where that is asked."""
+    """A dense weight in bfloat16 (float16 where activations are), and in fp8 where asked."""
 
     def versions(self) -> dict[str, str]:
         return {**super().versions(), "cuda": str(torch.version.cuda)}

@@ -1,4 +1,4 @@
-"""The worker that times DeepGEMM, whose fp8 products have scales of 128 values and 128 x 128 blocks.
+"""The worker that times DeepGEMM: fp8 with scales of 128 values and of 128 x 128 blocks.
 
 It compiles at run time with nvcc of the folder CUDA_HOME, or of the PATH, or of /usr/local/cuda.
 Where there is none, it is told to use NVRTC with the headers of NVIDIA's Python packages; its
@@ -39,7 +39,7 @@ class DeepGemm(worker.Peer):
 
     def load(self, name: str, n: int, k: int, tokens: list[int]) -> None:
         if name not in FORMATS:
-            raise LookupError(f"no format of its own for {name}")
+            raise worker.NoSuchFormatError(f"no format of its own for {name}")
         dense = torch.randn(n, k, device="cuda", dtype=torch.bfloat16) * k**-0.5
         codes, self._scales, values = quantize(dense, "block", rows=BLOCK)
         self._sampled = worker.SampledWeight.of(n, values)

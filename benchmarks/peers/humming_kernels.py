@@ -67,7 +67,7 @@ class HummingKernels(worker.Peer):
 
     def _make(self, name: str, n: int, k: int) -> Any:
         if name not in FORMATS:
-            raise LookupError(f"no format of its own for {name}")
+            raise worker.NoSuchFormatError(f"no format of its own for {name}")
         weight, activation = FORMATS[name]
         return self._layer.HummingLayer(
             shape_n=n,

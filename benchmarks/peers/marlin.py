@@ -43,7 +43,7 @@ class Marlin(worker.Peer):
 
     def load(self, name: str, n: int, k: int, tokens: list[int]) -> None:
         if name not in FORMATS:
-            raise LookupError(f"no format of its own for {name}")
+            raise worker.NoSuchFormatError(f"no format of its own for {name}")
         self._bits, group = FORMATS[name]
         self._group, self._shape = group, (n, k)
         size = k if group == -1 else group

@@ -1,18 +1,16 @@
 """The worker that times this project, and the floor: a kernel that only reads the same bytes."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 import worker
 from timing import Floor, copies_beyond_l2, environment
+from weight_rows import dequantized_rows
 
 import humming
-from humming import reference
 from humming.compiler import compile_many
 from humming.problem import GemmProblem
-from humming.quantized import QuantizedWeight
 
 
 class Ours(worker.Peer):
@@ -36,7 +34,7 @@ class Ours(worker.Peer):
         self._dtype = torch.float16 if is_half else torch.bfloat16
         dense = torch.randn(n, k, device="cuda", dtype=self._dtype) * k**-0.5
         quantized = humming.quantize(dense, problem.weight)
-        self._sampled = worker.SampledWeight.of(n, lambda rows: dequantized(quantized, rows))
+        self._sampled = worker.SampledWeight.of(n, lambda rows: dequantized_rows(quantized, rows))
         packed = humming.pack(quantized, activation=problem.activation)
         copies = copies_beyond_l2(packed.nbytes)
         self._weights = [packed] + [packed.to("cpu").to("cuda") for _ in range(copies - 1)]
@@ -76,29 +74,6 @@ class Ours(worker.Peer):
             "floor": reading(False),
             "floor dependent": reading(True),
         }
-
-
-def dequantized(weight: QuantizedWeight, rows: slice) -> torch.Tensor:
-    """Some rows of a weight as numbers, without those of the others."""
-    n, k = weight.shape
-
-    def part(scales: torch.Tensor | None) -> torch.Tensor | None:
-        if scales is None or scales.shape[0] == 1:
-            return scales
-        rows_per_scale = -(-n // scales.shape[0])
-        return scales[rows.start // rows_per_scale : -(-rows.stop // rows_per_scale)]
-
-    scales = part(weight.scales)
-    assert scales is not None
-    some = replace(
-        weight,
-        shape=(rows.stop - rows.start, k),
-        codes=weight.codes[rows].contiguous(),
-        scales=scales.contiguous(),
-        zeros=part(weight.zeros),
-        second_scale=part(weight.second_scale),
-    )
-    return reference.dequantize(some)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The peers as processes: where each finds its library, how it is started and spoken with."""
 
+import contextlib
 import json
 import os
 import queue
@@ -77,8 +78,9 @@ def environment_of(spec: PeerSpec, installed: Path, caches: Path) -> dict[str, s
     path = [str(BENCHMARKS)]
     if spec.wheels:
         path.insert(0, str(installed))
-    if not spec.is_alone:
-        path += filter(None, [found.get("PYTHONPATH")])
+    for entry in filter(None, found.get("PYTHONPATH", "").split(os.pathsep)):
+        if not spec.is_alone or not (Path(entry) / "humming").exists():
+            path.append(entry)
     found["PYTHONPATH"] = os.pathsep.join(path)
     if spec.is_alone:
         # Settings of this project would be taken for those of the library that shares its name.
@@ -162,10 +164,8 @@ class Process:
         if self._child is None:
             return
         assert self._child.stdin is not None
-        try:
+        with contextlib.suppress(OSError):
             self._child.stdin.close()
-        except OSError:
-            pass
         try:
             self._child.wait(timeout=2)
         except subprocess.TimeoutExpired:

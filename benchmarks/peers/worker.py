@@ -9,7 +9,8 @@ A worker imports one library only, because two of them own the same import name.
                                                              -> products: name -> error, note
     {"do": "replay", "replays"}                              -> us: name -> a time per replay
 
-and each answer holds "failed", the reason, where that could not be done. Every product is compared
+and each answer holds "failed", the reason, where that could not be done; "absent" where the library
+has no such format. Every product is compared
 with the same product in float64 on some rows and tokens, so that a wrong use cannot pass for speed.
 """
 
@@ -39,6 +40,10 @@ def sample_rows(n: int) -> list[slice]:
 def sample_tokens(m: int) -> torch.Tensor:
     """Some tokens: all of a few, else evenly spaced ones with the first and the last."""
     return torch.linspace(0, m - 1, min(m, SAMPLE_TOKENS)).round().long()
+
+
+class NoSuchFormatError(Exception):
+    """The library has no format of its own for the one that is asked for."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,7 @@ class Peer(ABC):
 
     @abstractmethod
     def load(self, name: str, n: int, k: int, tokens: list[int]) -> None:
-        """Make a weight [n, k] of a format; raise LookupError if the library has no such format."""
+        """Make a weight [n, k] of a format; raise NoSuchFormatError if it has none."""
 
     @abstractmethod
     def products(self, m: int) -> dict[str, Callable[[], Product]]:
@@ -147,7 +152,10 @@ class Worker:
         peer = self._ready()
         peer.drop()
         release_memory()
-        peer.load(format, n, k, tokens)
+        try:
+            peer.load(format, n, k, tokens)
+        except NoSuchFormatError as error:
+            return {"absent": str(error)}
         return {}
 
     def do_capture(self, m: int, calls: int) -> dict[str, Any]:
