@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -187,8 +188,11 @@ def missing(
 def start(options: argparse.Namespace) -> list[Process]:
     """The processes of all peers that could import their library; others are told."""
     started = []
-    for process in processes(options, options.peers.split(",")):
-        about = process.start()
+    asked = list(processes(options, options.peers.split(",")))
+    # Importing takes each of them seconds.
+    with ThreadPoolExecutor(len(asked)) as pool:
+        told_by = list(pool.map(Process.start, asked))
+    for process, about in zip(asked, told_by, strict=True):
         if "failed" in about:
             print(f"{process.name} is left out: {about['failed']}", flush=True)
             process.stop()

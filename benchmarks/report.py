@@ -35,6 +35,8 @@ def main() -> int:
         page_text += "\n\n" + "\n".join(regimes.page(peers))
         readme_text += "\n\n" + "\n".join(regimes.readme(peers))
         written = regimes.charts(peers)
+    if (RESULTS / "h200_chain.json").exists():
+        page_text += "\n\n" + "\n".join(chain_table(load("h200_chain.json")))
     for name, text in (("README.md", readme_text), ("docs/benchmarks.md", page_text)):
         path = ROOT / name
         before = path.read_text() if path.exists() else f"{BEGIN}\n{END}\n"
@@ -203,6 +205,24 @@ def dense_table(rows: list[dict[str, Any]]) -> list[str]:
             f"| {row['n']} x {row['k']} | {row['format']} | {row['m']} | {row['us']:.2f} "
             f"| {row['cublas_us']:.2f} | {row['over_cublas']:.2f} | {row['floor_us']:.2f} "
             f"| {row['floor_dependent_us']:.2f} | {row['relative_error']:.1e} | {row['tile']} |"
+        )
+    return lines
+
+
+def chain_table(result: dict[str, Any]) -> list[str]:
+    """A decoder's linear layers as chains."""
+    lines = [
+        f"## Chains of products\n\n{machine(result)}. The linear layers of a decoder, each reading",
+        "what the one before wrote: µs a layer.",
+        "",
+        "| model | format | M | plain | dependent launch | cuBLAS | times faster | error |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in result["chains"]:
+        lines.append(
+            f"| {row['model']} | {row['format']} | {row['m']} | {row['plain_us']:.1f} "
+            f"| {row['dependent_us']:.1f} | {row['cublas_us']:.1f} "
+            f"| {row['cublas_us'] / row['dependent_us']:.2f} | {row['relative_error']:.1e} |"
         )
     return lines
 

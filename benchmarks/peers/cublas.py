@@ -69,8 +69,9 @@ class Fp8Weight:
             x_scales, weight_scales = scales, self._weight_scales
             if self._scales == "block":
                 # Of tokens the column is contiguous, of weights the row, padded to 4.
-                x_scales = scales.t().contiguous().t()
-                columns = scales.shape[1]
+                m, columns = scales.shape
+                x_scales = torch.empty_strided((m, columns), (1, m), device=x.device)
+                x_scales.copy_(scales)
                 padded = weight_scales.new_zeros(weight_scales.shape[0], -(-columns // 4) * 4)
                 padded[:, :columns] = weight_scales
                 weight_scales = padded[:, :columns]

@@ -45,7 +45,7 @@ SPECS = {
         PeerSpec("ours", is_alone=False),
         PeerSpec("cublas"),
         PeerSpec("humming-kernels", ("humming_kernels", "tabulate", "tqdm"), compiles_ahead=True),
-        PeerSpec("deepgemm", ("sgl_deep_gemm", "apache_tvm_ffi", "typing_extensions")),
+        PeerSpec("deepgemm", ("sgl_deep_gemm", "apache_tvm_ffi")),
         PeerSpec("marlin"),
     )
 }

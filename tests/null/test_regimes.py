@@ -100,6 +100,11 @@ def test_report_writes_and_checks_what_is_recorded(tmp_path):
     shutil.copytree(ROOT / "benchmarks", tmp_path / "benchmarks")
     results = tmp_path / "benchmarks" / "results" / "h200_peers.json"
     results.write_text(json.dumps(RESULT))
+    chain = {"model": "m", "format": "f", "m": 1, "relative_error": 1e-3}
+    chain |= {"plain_us": 5.0, "dependent_us": 4.0, "cublas_us": 10.0}
+    about = {**RESULT["environment"], "compiler": "c", "date": "d"}
+    chains = {"environment": about, "chains": [chain]}
+    (results.parent / "h200_chain.json").write_text(json.dumps(chains))
     script = tmp_path / "benchmarks" / "report.py"
 
     def report(*options: str) -> int:
@@ -110,6 +115,8 @@ def test_report_writes_and_checks_what_is_recorded(tmp_path):
     assert report() == 0
     assert report("--check") == 0
     assert "Beside other libraries" in (tmp_path / "README.md").read_text()
+    page = (tmp_path / "docs" / "benchmarks.md").read_text()
+    assert "| m | f | 1 | 5.0 | 4.0 | 10.0 | 2.50 | 1.0e-03 |" in page
     svg = tmp_path / "docs" / "measured" / "over_cublas.svg"
     svg.write_text(svg.read_text() + " ")
     assert report("--check") == 1
