@@ -18,7 +18,7 @@ from timing import environment
 
 import humming
 from humming import reference
-from humming.timing import capture, copies_beyond_l2, time_graphs
+from humming.graphs import capture, copies_beyond_l2, time_graphs
 
 FORMATS = "int8,int8_asym,int4,fp8,fp8_e5m2,fp8_g128,mxfp8,mxfp4,nvfp4,int8_tensor"
 CALLS = 24

@@ -27,9 +27,9 @@ import humming
 from humming import reference
 from humming.compiler import compile_plan
 from humming.composer import M_RANGES, compose
+from humming.graphs import capture, copies_beyond_l2, time_graphs
 from humming.plugins import capabilities
 from humming.problem import GemmProblem
-from humming.timing import capture, copies_beyond_l2, time_graphs
 
 SHAPES = "4096x4096,8192x8192,7168x2048,2048x7168,28672x8192,8192x28672,10240x8192"
 HOST_CALLS = 300

@@ -1,5 +1,7 @@
 """Writes the measured tables of the README and of docs/benchmarks.md from the recorded results.
 
+Charts of the comparison with other libraries, docs/measured/*.svg, are written from the same.
+
 python benchmarks/report.py            # rewrite both
 python benchmarks/report.py --check    # exit status 1 if they say something else
 """
@@ -8,6 +10,8 @@ import json
 import sys
 from pathlib import Path
 from typing import Any
+
+import regimes
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -25,18 +29,28 @@ def main() -> int:
     # Above, kernels have changed since the other shapes were measured.
     dense["dense"] = [row for row in dense["dense"] if row["m"] <= max(README_TOKENS)]
     activations, real = load("h200_activations.json"), load("h200_real_weights.json")
-    stale = []
-    for name, text in (
-        ("README.md", readme(dense, formats, earlier, real)),
-        ("docs/benchmarks.md", page(dense, formats, earlier, activations, real)),
-    ):
+    peers = load("h200_peers.json") if (RESULTS / "h200_peers.json").exists() else None
+    page_text = page(dense, formats, earlier, activations, real)
+    readme_text = readme(dense, formats, earlier, real)
+    written = {}
+    if peers:
+        page_text += "\n\n" + "\n".join(regimes.page(peers))
+        readme_text += "\n\n" + "\n".join(regimes.readme(peers))
+        written = regimes.charts(peers)
+    if (RESULTS / "h200_chain.json").exists():
+        page_text += "\n\n" + "\n".join(chain_table(load("h200_chain.json")))
+    for name, text in (("README.md", readme_text), ("docs/benchmarks.md", page_text)):
         path = ROOT / name
         before = path.read_text() if path.exists() else f"{BEGIN}\n{END}\n"
         head, rest = before.split(BEGIN)
-        after = f"{head}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}"
-        if after != before:
+        written[name] = f"{head}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}"
+    stale = []
+    for name, after in written.items():
+        path = ROOT / name
+        if not path.exists() or path.read_text() != after:
             stale.append(name)
             if "--check" not in sys.argv:
+                path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(after)
     print("stale:" if stale else "up to date", *stale)
     return int(bool(stale) and "--check" in sys.argv)
@@ -202,6 +216,24 @@ def dense_table(rows: list[dict[str, Any]]) -> list[str]:
             f"| {row['n']} x {row['k']} | {row['format']} | {row['m']} | {row['us']:.2f} "
             f"| {row['cublas_us']:.2f} | {row['over_cublas']:.2f} | {row['floor_us']:.2f} "
             f"| {row['floor_dependent_us']:.2f} | {row['relative_error']:.1e} | {row['tile']} |"
+        )
+    return lines
+
+
+def chain_table(result: dict[str, Any]) -> list[str]:
+    """A decoder's linear layers as chains."""
+    lines = [
+        f"## Chains of products\n\n{machine(result)}. The linear layers of a decoder, each reading",
+        "what the one before wrote: µs a layer.",
+        "",
+        "| model | format | M | plain | dependent launch | cuBLAS | times faster | error |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in result["chains"]:
+        lines.append(
+            f"| {row['model']} | {row['format']} | {row['m']} | {row['plain_us']:.1f} "
+            f"| {row['dependent_us']:.1f} | {row['cublas_us']:.1f} "
+            f"| {row['cublas_us'] / row['dependent_us']:.2f} | {row['relative_error']:.1e} |"
         )
     return lines
 

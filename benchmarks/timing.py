@@ -1,6 +1,6 @@
 """What stands beside the times of benchmarks: a floor, and the card, versions and date.
 
-How they time is in `humming.timing`. Nothing here asserts.
+How they time is in `humming.graphs`. Nothing here asserts.
 """
 
 import importlib.metadata

@@ -26,12 +26,12 @@ from humming import reference
 from humming.capability import DeviceCapabilities
 from humming.compiler import compile_many
 from humming.composer import KernelPlan, compose_as, decide, m_range_of
+from humming.graphs import capture, copies_beyond_l2, time_graphs
 from humming.lowering import Lowering, enumerate_lowerings
 from humming.plugins import capabilities, registry
 from humming.problem import GemmProblem
 from humming.runtime import Kernel, Operands, TokenScales
 from humming.tiles import TileConfig, fits, warpgroup_tile
-from humming.timing import capture, copies_beyond_l2, time_graphs
 
 # Graphs that take turns; each holds memory of its own.
 TOGETHER = 16

@@ -17,12 +17,12 @@ from humming.capability import DeviceCapabilities
 from humming.compiler import CompiledKernel, compile_many, compile_plan
 from humming.composer import KernelPlan
 from humming.errors import CompileError, HummingError
+from humming.graphs import CALLS, capture, copies_beyond_l2, time_graphs
 from humming.packing import pack
 from humming.problem import GemmProblem
 from humming.quantized import QuantizedWeight
 from humming.quantizer import quantize
 from humming.runtime import Kernel, Operands, TokenScales, current_stream
-from humming.timing import CALLS, capture, copies_beyond_l2, time_graphs
 from humming.tuner import Measurer
 
 # Tokens of a product that are compared with the reference: those of several tiles.

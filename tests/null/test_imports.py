@@ -25,7 +25,7 @@ LAYERS = (
         *("tuned", "composer", "quantize_kernel", "mapped"),
     ),
     ("cache", "compiler"),
-    ("runtime", "timing"),
+    ("runtime", "graphs", "timing"),
     ("quantized", "quantizer", "reference", "packing"),
     ("activations",),
     ("quantized_ops",),
