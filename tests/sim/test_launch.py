@@ -76,8 +76,12 @@ def test_clusters() -> None:
         launch("", "a100_80gb", grid=(2, 1, 1), cluster=(2, 1, 1))
     with pytest.raises(HummingError, match="sm_80 has none"):
         launch("", None, grid=(2, 1, 1), cluster=(2, 1, 1))
+    required = {"directives": ".explicitcluster .reqnctapercluster 2, 1, 1", **H200}
+    launch("", "h200", grid=(4, 1, 1), **required)  # takes what the kernel requires
+    with pytest.raises(HummingError, match="no multiple of the cluster"):
+        launch("", "h200", grid=(3, 1, 1), **required)
     with pytest.raises(HummingError, match="needs clusters of"):
-        launch("", "h200", directives=".explicitcluster .reqnctapercluster 2, 1, 1", **H200)
+        launch("", "h200", grid=(4, 1, 1), cluster=(4, 1, 1), **required)
 
 
 # -- waves ----------------------------------------------------------------------------------------
