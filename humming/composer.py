@@ -123,6 +123,7 @@ class KernelPlan:
             "split_k": tile.split_k * tile.warps_k,
             "operand_roundings": lowering.operand_roundings(self.problem),
             "short_k": min(partial_k, tile.warp_k) if lowering.mma.sum_bits else 0,
+            "short_bits": lowering.mma.sum_bits or 0,
         }
 
     def explain(self, m: int | None = None) -> str:

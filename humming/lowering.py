@@ -123,7 +123,7 @@ class Lowering:
 
     def partial_k(self, problem: GemmProblem) -> int:
         """Values of K whose sums are added to sums in float, of one stage at most; 0 where sums run
-        over all of K. Scales change after a multiple or a divisor of it."""
+        over all of K. Scales change after a multiple or a divisor of it, or stages are shorter."""
         step = scale_step(problem) if self.scale_site == ACCUMULATOR else 0
         if not self.mma.is_promoted:
             return step
@@ -428,7 +428,7 @@ def _superseded(row: MmaRow, caps: DeviceCapabilities) -> str | None:
 
 
 _SAME_WORK = (
-    *("instruction", "a", "b", "accumulator", "block_scale"),
+    *("instruction", "a", "b", "accumulator", "sum_bits", "block_scale"),
     *("rate_class", "legacy", "emulated", "undocumented"),
 )
 

@@ -26,8 +26,8 @@ from humming.quantized import (
 # Tensor cores cut off the bits that do not fit; rounding them would halve the unit roundoff.
 _ACCUMULATION_ROUNDOFF = 2.0**-23
 _HALF_ACCUMULATION_ROUNDOFF = 2.0**-10
-# 8-bit floats: the sources are those of `sum_bits` in the device matrix.
-_SHORT_ROUNDOFF, _SHORT_STEP = 2.0**-13, 32
+# Products that 8-bit floats add at once.
+_SHORT_STEP = 32
 # Higham and Mary's constant: an output of n roundings then exceeds their bound with a chance of at
 # most 2 n exp(-32), one in a thousand million for n = 2**15.
 _LIKELY = 8.0
@@ -85,6 +85,7 @@ def error_bound(
     operand_roundings: int = 0,
     folded_offset: bool = False,
     short_k: int = 0,
+    short_bits: int = 13,
     x_sizes: torch.Tensor | None = None,
     certain: bool = True,
 ) -> torch.Tensor:
@@ -110,17 +111,17 @@ def error_bound(
       subnormal operands lose. Where y may exceed the largest number of the output type the
       bound is infinite.
 
-    Of 8-bit floats tensor cores keep 13 bits behind the largest of the 32 products of a step and
-    the sum before, and truncate the rest; `short_k` values of K are summed so, in s steps. To e
-    comes gamma_{short_k + s}(2**-13) S.
+    Of 8-bit floats tensor cores keep b = 13 bits behind the largest of the 32 products of a step
+    and the sum before, and truncate the rest; `short_k` values of K are summed so, in s steps. To e
+    comes gamma_{short_k + s}(2**-b) S.
 
     With `certain=False`, gamma_n is replaced by its probabilistic counterpart
     exp(l sqrt(n) u + n u**2 / (1 - u)) - 1 with l = 8 (Higham and Mary, A new approach to
     probabilistic rounding error analysis, SIAM J. Sci. Comput. 41(5), 2019, theorem 2.4). It
     grows with sqrt(K) and finds smaller bugs, but presumes errors that are as often up as down:
     use it on data of either sign, not on sums in which nothing cancels. What short sums lose is
-    then bounded by Hoeffding's inequality with the same l, l 2**-13 sqrt(33 (2 s - 1) Q) with Q the
-    sum of the squares of all products: each of 33 addends of a step is off by less than 2**-13 of
+    then bounded by Hoeffding's inequality with the same l, l 2**-b sqrt(33 (2 s - 1) Q) with Q the
+    sum of the squares of all products: each of 33 addends of a step is off by less than 2**-b of
     the largest, whose square is at most that of the step's products and of the sum before, and that
     is taken at four times its mean, on average 2 (s - 1) products' squares.
 
@@ -138,6 +139,7 @@ def error_bound(
             subtracted after the product; S then holds |code| + |offset| instead of |code - offset|.
         short_k: values of K whose sums keep few bits, before they are added to others in float32;
             0 if there are none.
+        short_bits: b, how many bits they keep (`MmaRow.sum_bits`).
         x_sizes: what stands for |x| in S where the zero points of activations are subtracted
             after the product: (|code| + |zero point|) times the scale, float64 [..., K].
         certain: False for the probabilistic bound.
@@ -166,11 +168,11 @@ def error_bound(
     if short_k:
         steps = math.ceil(short_k / _SHORT_STEP)
         if certain:
-            error = error + _gamma(short_k + steps, _SHORT_ROUNDOFF, True) * total
+            error = error + _gamma(short_k + steps, 2.0**-short_bits, True) * total
         else:
             squares = x.to(torch.float64).square() @ dequantize(weight).square().T
             addends = (_SHORT_STEP + 1) * (2 * steps - 1)
-            error = error + _LIKELY * _SHORT_ROUNDOFF * (addends * squares).sqrt()
+            error = error + _LIKELY * 2.0**-short_bits * (addends * squares).sqrt()
     if operand_roundings:
         largest_code = dequantize_codes(weight).abs().amax().clamp(min=1.0)
         lost = operand_roundings * _half_subnormal(operand) * largest_code

@@ -25,7 +25,7 @@ from humming.problem import GemmProblem
 # the banks of shared memory (kXPitch in kernels/mainloop/mma_sync.cuh).
 X_ROW_PADDING_BYTES = 16
 # Boxes of activations have rows of this many bytes and begin at multiples of 8 of them, and so do
-# stages (kBoxBytes and kStageSize in kernels/mainloop/wgmma.cuh).
+# stages (kBoxBytes and kStageSize in kernels/mainloop/stages.cuh).
 BOX_ROW_BYTES, STAGE_ALIGN_BYTES = 128, 1024
 # What a box begins at in shared memory, and how many elements a row of it holds at most, of which
 # sizes.
@@ -354,7 +354,8 @@ def fits(
     most_sums, others = MAX_ACCUMULATORS, OTHER_REGISTERS
     if boxes:
         most_sums, others = MAX_WARPGROUP_ACCUMULATORS, WARPGROUP_REGISTERS
-        others += TOKEN_SCALE_REGISTERS if activation_group(problem) else 0
+        scattered = activation_group(problem) and not tile.stages_token_scales(problem, lowering)
+        others += TOKEN_SCALE_REGISTERS if scattered else 0
     return (
         LANES * tile.warps_n * tile.warps_k <= MAX_THREADS
         and _divide_k(tile.block_k, part_k, group)

@@ -13,6 +13,7 @@ first that has an entry counts:
 Packed weights do not depend on records: whatever is chosen reads the same bytes.
 """
 
+import hashlib
 import json
 import logging
 import os
@@ -22,6 +23,8 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from humming import env
 from humming.errors import UnsupportedError
@@ -45,6 +48,8 @@ _DEMANDS = {
     "fp16_accumulation": False,
     "allow_undocumented": False,
 }
+# A day; what takes longer was not measured.
+_LONGEST_US = 86400e6
 _REQUIRED = {"problem", "n", "k", "m", "lowering", "tile", "us", "card", "date", "versions"}
 _TILE_FIELDS = {known.name: known.default for known in fields(TileConfig)}
 
@@ -167,15 +172,17 @@ def _key(raw: Mapping[str, Any]) -> ProblemKey:
         if type(value) is not type(_DEMANDS[name]):
             raise ValueError(f"{name} = {value!r} is of another type")
     told = tuple(sorted((n, value) for n, value in demands.items() if value != _DEMANDS[n]))
+    if not isinstance(raw["problem"], str):
+        raise ValueError(f"problem = {raw['problem']!r} is no 'WEIGHT x ACTIVATION'")
     formats = _canonical(raw["problem"])
     return ProblemKey(formats, _whole("n", raw["n"]), _whole("k", raw["k"]), told)
 
 
 # Files name few formats many times.
 @cache
-def _canonical(formats: Any) -> str:
-    weight, separator, activation = formats.partition(" x ") if isinstance(formats, str) else "   "
-    if not separator.strip():
+def _canonical(formats: str) -> str:
+    weight, separator, activation = formats.partition(" x ")
+    if not separator:
         raise ValueError(f"problem = {formats!r} is no 'WEIGHT x ACTIVATION'")
     return f"{WeightSpec.parse(weight).name} x {ActivationSpec.parse(activation).name}"
 
@@ -190,7 +197,10 @@ def _tile(raw: Any) -> TileConfig:
         raise ValueError(f"tile = {raw!r} is no object")
     required = {name for name, default in _TILE_FIELDS.items() if default is MISSING}
     _check_keys("a tile", raw, required, set(_TILE_FIELDS))
-    return TileConfig(**{name: _whole(f"tile {name}", size, 0) for name, size in raw.items()})
+    least = {"producer_warps": 0}
+    return TileConfig(
+        **{name: _whole(f"tile {name}", size, least.get(name, 1)) for name, size in raw.items()}
+    )
 
 
 def _check_keys(what: str, raw: Mapping[str, Any], required: set[str], more: set[str]) -> None:
@@ -213,7 +223,7 @@ def _tokens(text: str) -> int:
 
 
 def _time(value: Any) -> float:
-    if type(value) not in (int, float) or not 0 < value < float("inf"):
+    if type(value) not in (int, float) or not 0 < value < _LONGEST_US:
         raise ValueError(f"us = {value!r} is no time")
     return float(value)
 
@@ -305,24 +315,35 @@ def merge_record(path: Path, device: str, entries: Iterable[Entry]) -> None:
         UnsupportedError: as `kept_entries`, or the file cannot be written.
     """
     asked = f"the tuned record {path}"
-    found = kept_entries(path, device)
-    found |= {(entry.key, entry.m_range): entry for entry in entries}
-    text = "".join(_lines(device, sorted(found.values(), key=_order)))
+    added = {(entry.key, entry.m_range): entry for entry in entries}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-            # Others may read it, as they may any file that is no secret.
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        # Another process may be writing what it has measured on another card.
+        with FileLock(_lock_of(path)):
+            _replace(path, device, kept_entries(path, device) | added)
     except OSError as error:
         raise UnsupportedError(asked, f"it cannot be written ({error})", "Name another.") from error
     forget()
+
+
+def _lock_of(path: Path) -> Path:
+    """Where those who write a record meet: beside it a lock would be shipped with it."""
+    name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"humming-record-{name}.lock"
+
+
+def _replace(path: Path, device: str, entries: Mapping[Place, Entry]) -> None:
+    text = "".join(_lines(device, sorted(entries.values(), key=_order)))
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        # Others may read it, as they may any file that is no secret.
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def _order(entry: Entry) -> tuple[ProblemKey, int]:

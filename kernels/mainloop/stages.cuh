@@ -36,6 +36,9 @@ struct BoxedStages {
   static constexpr bool kClustered = C::kClusterN > 1;
   static constexpr int kConsumers = C::kWarpsN * C::kClusterN;
 
+  static_assert(C::Scheduler::kGroupTiles % C::kClusterN == 0,
+                "slot scheduler: neighbours along N of a cluster have the same tokens");
+
   // Bytes of a stage. Boxes begin where the pattern of their swizzle does.
   static constexpr int kBoxK = 128 * 8 / C::Tokens::kBits;
   static constexpr int kBoxes = ceil_div(C::kBlockK, kBoxK);

@@ -31,12 +31,15 @@ struct StoredTokenScales {
     groups = p.x_groups;
   }
 
-  // That of a token for the group that a step of K belongs to; tokens and groups that do not exist
-  // have the last one's, whose products with zeros are zero or, being its NaN, are not stored.
+  // That of a token for the group that a step of K belongs to. Tokens that do not exist have the last
+  // one's; they are not stored. Groups that do not exist have code 0, a number in every type: the last
+  // one's might be infinite, and their sums are zeros.
   __device__ Scale at(int token, int step) const {
-    const int group =
-        min_of(step * StagedWeights<C>::kStepK / max_of(C::kTokenGroupK, 1), groups - 1);
-    return values[i64(min_of(token, tokens - 1)) * groups + group];
+    const int group = step * StagedWeights<C>::kStepK / max_of(C::kTokenGroupK, 1);
+    const bool exists = group < groups;
+    const Scale found =
+        values[i64(min_of(token, tokens - 1)) * groups + (exists ? group : groups - 1)];
+    return exists ? found : Scale(0);
   }
   // Those of a pair of tokens in float.
   __device__ void floats(int first, int second, int step, float (&found)[2]) const {

@@ -21,6 +21,7 @@ struct TileIndex {
 
 template <int kGroup, int kSplitK>
 struct RasterScheduler {
+  static constexpr int kGroupTiles = kGroup;
   static __device__ TileIndex tile(int stages) {
     const int tiles_n = gridDim.x, tiles_m = gridDim.y;
     TileIndex index;

@@ -171,7 +171,7 @@ def product_of(plan: KernelPlan, m: int, device: str = "cpu") -> Product:
         tokens.values,
         weight,
         bias,
-        **plan.roundings,
+        **(plan.roundings if device != "cpu" else plan.roundings | {"short_k": 0}),
         x_sizes=tokens.sizes,
         # Products of either sign, which the tighter bound asks for.
         certain=False,

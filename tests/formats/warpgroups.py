@@ -24,8 +24,8 @@ QUANTIZED = (
     *("float8e5m2 x fp8_tensor", "int3 x fp8_e5m2", "mxfp6_e3m2 x fp8", "uint4_g64_zp x fp8_g128"),
 )
 """Products of quantized activations that warpgroups take as they are."""
-# (warpgroups, row blocks, tokens of a tile, bricks of a stage, stages)
 CLUSTERS = (1, 2, 4)
+# (warpgroups, row blocks, tokens of a tile, bricks of a stage, stages)
 SHAPES = (
     *((1, 1, 8, 1, 2), (1, 1, 64, 2, 3), (2, 1, 16, 2, 4), (2, 1, 96, 1, 3), (1, 2, 32, 2, 2)),
     *((2, 2, 64, 1, 3), (3, 1, 32, 2, 2), (2, 1, 128, 2, 2), (2, 1, 256, 1, 2), (4, 1, 32, 4, 2)),

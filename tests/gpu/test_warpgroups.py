@@ -69,6 +69,29 @@ def test_every_fragment_reaches_the_product(problem: str, shape: tuple[int, ...]
         assert torch.equal(out.double(), reference.dequantize(weight).T)
 
 
+def test_small_sums_are_not_lost_beside_large_ones() -> None:
+    """Beside 448 x 448 sums of ones are less than the last bit that short sums keep."""
+    k = 1024
+    described = GemmProblem.parse("fp8_sfp32 x fp8 -> float32", 256, k)
+    (lowering, *_) = warpgroups.lowerings(described, capabilities())
+    one, largest = 0x38, 0x7E
+    codes = torch.full((256, k), one, dtype=torch.uint8)
+    codes[:, 0] = largest
+    codes[:, 1:128] = 0
+    weight = QuantizedWeight(described.weight, (256, k), codes, torch.ones(256, 1)).to("cuda")
+    packed = humming.pack(weight, operand_bits=8)
+    operands = Operands(packed.codes, packed.scales, None, None, None)
+    x = codes[:8].contiguous().to("cuda")
+    for shape in warpgroups.SHAPES:
+        tile = warpgroup_tile(*shape)
+        if fits(tile, described, lowering, capabilities()):
+            kernel = Kernel(compose_as(described, capabilities(), (1, None), lowering, tile), 0)
+            out = torch.full((8, 256), torch.nan, device="cuda")
+            scales = TokenScales(torch.ones(8, 1, device="cuda"))
+            kernel.launch(x, operands, out, torch.cuda.current_stream().cuda_stream, scales)
+            assert (out == 448.0 * 448.0 + (k - 128)).all(), str(tile)
+
+
 def check(problem: str, m: int) -> None:
     """Holds products of random sizes to their bounds, by each lowering of warpgroups."""
     seed = int(np.random.SeedSequence().entropy) % 2**32  # type: ignore[arg-type]

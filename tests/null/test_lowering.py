@@ -149,20 +149,20 @@ def test_powers_of_two_that_scales_leave_out_in_bfloat16(dtype, left):
     assert np.array_equal(made, products)
 
 
-def test_sums_that_keep_few_bits_do_not_run_over_all_of_k():
-    short = replace(row("float8e4m3", shape=(64, 8, 32)), sum_bits=13)
-    for text, partial in (
-        ("fp8 x fp8", 128),
-        ("fp8_block128 x fp8_g128", 128),
-        ("mxfp8 x mxfp8", 32),
-        ("float8e4m3_g512 x fp8", 128),
-    ):
-        problem = GemmProblem.parse(text, 1024, 1024)
-        found, _ = lowered(text, short)
-        assert {lowering.partial_k(problem) for lowering in found} == {partial}
-        found, _ = lowered(text, replace(short, sum_bits=None))
-        wanted = 0 if "_" not in text and "mx" not in text else None
-        assert wanted is None or {lowering.partial_k(problem) for lowering in found} == {wanted}
+@pytest.mark.parametrize(
+    ("text", "short", "precise"),
+    [
+        ("fp8 x fp8", 128, 0),
+        ("fp8_block128 x fp8_g128", 128, 128),
+        ("mxfp8 x mxfp8", 32, 32),
+        ("float8e4m3_g512 x fp8", 128, 512),
+    ],
+)
+def test_sums_that_keep_few_bits_do_not_run_over_all_of_k(text, short, precise):
+    problem = GemmProblem.parse(text, 1024, 1024)
+    for bits, wanted in ((13, short), (None, precise)):
+        found, _ = lowered(text, replace(row("float8e4m3", shape=(64, 8, 32)), sum_bits=bits))
+        assert {lowering.partial_k(problem) for lowering in found} == {wanted}
 
 
 # -- operands -------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ import json
 import logging
 import random
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -175,6 +177,10 @@ def _tile(**values: Any) -> Any:
         (_changed(tile=7), "tile = 7"),
         (_changed(problem="int99 x bf16"), "int99"),
         (_changed(problem=5), "no 'WEIGHT x ACTIVATION'"),
+        (_changed(problem=["a"]), "no 'WEIGHT x ACTIVATION'"),
+        (_tile(warps_n=0), "tile warps_n = 0"),
+        (_tile(cluster_n=0), "tile cluster_n = 0"),
+        (_changed(us={"8": 10**400}), "no time"),
         (_changed(n="4096"), "n = '4096'"),
         (_changed(demands={"fast": True}), "unknown demands fast"),
         (_changed(demands={"batch_invariant": 1}), "batch_invariant = 1"),
@@ -494,3 +500,22 @@ def test_shipped_records_are_heeded() -> None:
                 problem, caps, found.m_range, plugins.registry(), records=Records([read])
             )
             assert decision.record, decision.record_notes
+
+
+def test_processes_that_write_one_record_lose_nothing(tmp_path: Path) -> None:
+    """Two cards of a host are tuned at the same time."""
+    path = tmp_path / "h200.json"
+    script = (
+        "import sys, json; from pathlib import Path; from humming import tuned\n"
+        "raw = json.loads(sys.argv[2])\n"
+        "for n in range(int(sys.argv[3]), int(sys.argv[3]) + 12):\n"
+        "    entry = tuned.Entry.from_dict(raw | {'n': n})\n"
+        "    tuned.merge_record(Path(sys.argv[1]), 'h200', [entry])\n"
+    )
+    raw = json.dumps(entry().to_dict())
+    runs = [
+        subprocess.Popen([sys.executable, "-c", script, str(path), raw, str(first)])
+        for first in (1000, 2000)
+    ]
+    assert [run.wait(timeout=60) for run in runs] == [0, 0]
+    assert len(tuned.read_record(path).entries) == 24
