@@ -12,6 +12,7 @@ from pathlib import Path
 from humming.capability import DeviceCapabilities, MmaRow
 from humming.composer import decide, m_range_of
 from humming.decision import Decision
+from humming.devices.thead_ppu.components import COMPONENTS
 from humming.dtypes import DataType
 from humming.matrix import read_matrix
 from humming.problem import GemmProblem
@@ -21,6 +22,7 @@ from humming.tuned import NO_RECORDS
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "support_matrix.md"
 MARKS = {"native": "●", "legacy": "◐", "emulated": "○", "undocumented": "?"}
+KERNELS = ROOT / "devices" / "thead_ppu" / "kernels"
 SIZE, TOKENS = 4096, 1024
 HEAD = """# Support matrix
 
@@ -76,7 +78,7 @@ def devices() -> list[DeviceCapabilities]:
 def bundled() -> Registry:
     """The bundled devices and components."""
     matrix = read_matrix(load_yaml(ROOT / "device_matrix.yaml"), "device_matrix.yaml")
-    return Registry([Contribution("bundled", matrix)])
+    return Registry([Contribution("bundled", matrix, COMPONENTS, (KERNELS,))])
 
 
 def page() -> str:

@@ -57,7 +57,7 @@ def test_page_tells_what_matters(beginning: str, cells: list[str], page: str) ->
         ("hopper", "int4_g128 x bf16", "native bf16"),
         ("blackwell_ultra", "int8 x int8", "legacy s8"),
         ("blackwell_ultra", "nvfp4 x nvfp4", "widened legacy f16 → tcgen05"),
-        ("ppu_v15", "int8 x int8", "no"),
+        ("ppu_v15", "int8 x int8", "native s8"),
     ],
 )
 def test_page_tells_what_pairs_become(family: str, pair: str, cell: str, page: str) -> None:
