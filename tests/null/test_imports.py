@@ -31,6 +31,7 @@ LAYERS = (
     ("quantized_ops",),
     ("ops",),
     ("nn", "tuner", "measurer"),
+    ("checkpoints",),
     ("cli", "testing"),
     ("__main__",),
 )
@@ -48,7 +49,7 @@ ONLY_IN = {
     "cuda": {"devices", "humming.cli.doctor"},
     "typer": {"humming.cli"},
     "rich": {"humming.cli"},
-    "safetensors": {"humming.cli"},
+    "safetensors": {"humming.cli", "humming.checkpoints"},
     "platformdirs": {"humming.env"},
     "filelock": {"humming.cache"},
 }
