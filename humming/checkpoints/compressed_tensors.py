@@ -41,7 +41,7 @@ from humming.checkpoints.scaled import (
     static_scale,
 )
 from humming.checkpoints.tensors import TensorSource
-from humming.dtypes import DataType, bfloat16
+from humming.dtypes import DataType, bfloat16, float8e4m3
 from humming.errors import CheckpointError, UnsupportedError
 from humming.formats import ActivationSpec, WeightSpec
 from humming.quantized import QuantizedWeight, pack_bits
@@ -114,7 +114,7 @@ class CompressedTensors:
         keys.one_of("quant_method", ("compressed-tensors", "compressed_tensors"))
         self._format = keys.one_of("format", (*_FORMATS, *_SPARSE), "dense")
         status = keys.one_of("quantization_status", _STATUSES, "compressed")
-        groups = ConfigKeys(keys.take("config_groups", Mapping, {}), f"{where}: config_groups")
+        groups = keys.take("config_groups", Mapping, {})
         self._ignored = keys.strings("ignore")
         check_expressions(self._ignored, where)
         keys.empty("transform_config", because="rotations of weights are not applied here")
@@ -124,10 +124,7 @@ class CompressedTensors:
         cache = keys.take("kv_cache_scheme", Mapping, None)
         keys.ignore("global_compression_ratio", "version", "provider")
         keys.finish()
-        self._groups = tuple(
-            self._group(name, groups.take(name, Mapping))
-            for name in config.get("config_groups", {})
-        )
+        self._groups = tuple(self._group(name, values) for name, values in groups.items())
         self.notes: tuple[str, ...] = ()
         if cache:
             self.notes += ("scales of the KV cache are not part of linear layers, and not read",)
@@ -148,7 +145,7 @@ class CompressedTensors:
 
     # -- groups -------------------------------------------------------------------------------
 
-    def _group(self, name: str, values: Mapping[str, Any]) -> _Group:
+    def _group(self, name: str, values: Any) -> _Group:
         where = f"{self._where}: config_groups.{name}"
         keys = ConfigKeys(values, where)
         targets = keys.strings("targets")
@@ -366,7 +363,7 @@ def _weight_format(args: _Args) -> WeightSpec:
                 f"symmetric={args.symmetric} there is no such format",
                 "Possible: 4 bits in groups of 32 or 16, 6 bits in groups of 32, 8 bits.",
             )
-        return WeightSpec("float8e4m3", args.strategy, args.group_size, args.block)  # type: ignore[arg-type]
+        return WeightSpec(float8e4m3, args.strategy, args.group_size, args.block, bfloat16)
     if args.strategy == "tensor_group":
         raise UnsupportedError(asked, "two scales belong to 4-bit floats", "Use 'group'.")
     prefix, zero = ("int", "none") if args.symmetric else ("uint", "integer")
@@ -403,7 +400,7 @@ def _activation_format(args: _Args) -> ActivationSpec:
                 return ActivationSpec.parse(names[args.bits, args.group_size])
         if args.bits != 8:
             raise UnsupportedError(asked, "there is no such format", "Use 8 bits.")
-        dtype = DataType.parse("float8e4m3")
+        dtype = float8e4m3
     else:
         dtype = DataType.parse(f"int{args.bits}")
     if not args.dynamic and not args.symmetric:

@@ -30,6 +30,7 @@ from humming.checkpoints.scaled import (
     static_scale,
 )
 from humming.checkpoints.tensors import TensorSource
+from humming.dtypes import float8e4m3
 from humming.errors import CheckpointError
 from humming.formats import ActivationSpec, WeightSpec
 from humming.quantized import QuantizedWeight
@@ -94,7 +95,7 @@ class Fp8:
                     f"{self._where}: weight_block_size is {block!r}; mxfp8 has [1, 32]"
                 )
             return MXFP8
-        return WeightSpec("float8e4m3", "block", block=tuple(block))  # type: ignore[arg-type]
+        return WeightSpec(float8e4m3, "block", block=(block[0], block[1]))
 
     def _activation_format(self, scheme: str, scale_fmt: str) -> ActivationSpec:
         if self._weight == MXFP8:

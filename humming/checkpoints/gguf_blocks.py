@@ -61,6 +61,11 @@ def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
     return blocks[..., at : at + 2].contiguous().view(torch.float16)
 
 
+def _split(data: torch.Tensor, *sizes: int) -> torch.Tensor:
+    """The last dimension as several."""
+    return data.reshape(*data.shape[:-1], *sizes)
+
+
 def _nibbles(data: torch.Tensor) -> torch.Tensor:
     """All low nibbles of the last dimension, then all high ones."""
     return torch.cat([data & 15, data >> 4], -1)
@@ -74,7 +79,7 @@ def _fields(data: torch.Tensor, bits: int) -> torch.Tensor:
 
 def _in_halves(data: torch.Tensor, bits: int, size: int) -> torch.Tensor:
     """Fields of stretches of `size` bytes, a stretch at a time."""
-    stretches = data.unflatten(-1, (-1, size))
+    stretches = _split(data, -1, size)
     return _fields(stretches, bits).flatten(-3)
 
 
@@ -130,7 +135,7 @@ def _six_bit_pairs(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     The first four of each fill the lower bits of bytes 0-3 and 4-7. Of the last four, bytes 8-11
     hold four bits each, a scale's below a minimum's; the two upper ones are on top of bytes 0-7.
     """
-    first, second, third = packed.unflatten(-1, (3, 4)).unbind(-2)
+    first, second, third = _split(packed, 3, 4).unbind(-2)
     scales = torch.cat([first & 63, (third & 15) | ((first >> 6) << 4)], -1)
     minima = torch.cat([second & 63, (third >> 4) | ((second >> 6) << 4)], -1)
     return scales, minima
@@ -176,7 +181,7 @@ def _iq4_xs(blocks: torch.Tensor) -> _Values:
     upper = _fields(blocks[..., 2:4], 2).transpose(-1, -2).flatten(-2)
     lower = _fields(blocks[..., 4:8], 4).transpose(-1, -2).flatten(-2)
     scales = (lower | (upper << 4)).float() - 32
-    codes = _nibbles(blocks[..., 8:].unflatten(-1, (8, 16))).flatten(-2)
+    codes = _nibbles(_split(blocks[..., 8:], 8, 16)).flatten(-2)
     return _Values(_looked_up(codes), _half(blocks, 0).float() * scales)
 
 
@@ -247,9 +252,9 @@ def weight_of_blocks(kind: BlockType, data: torch.Tensor, k: int) -> QuantizedWe
     n = data.shape[0]
     step = max(1, _ROWS_AT_ONCE_BYTES // data.shape[1])
     parts = [_rows(kind, spec, data[row : row + step]) for row in range(0, n, step)]
-    codes, scales = (torch.cat([part[i] for part in parts]) for i in (0, 1))
-    zeros = None if parts[0][2] is None else torch.cat([p[2] for p in parts if p[2] is not None])
-    return QuantizedWeight(spec, (n, k), codes, scales, zeros)
+    codes, scales = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+    zeros = [part[2] for part in parts if part[2] is not None]
+    return QuantizedWeight(spec, (n, k), codes, scales, torch.cat(zeros) if zeros else None)
 
 
 def _rows(
@@ -258,7 +263,7 @@ def _rows(
     """Packed codes, scales and zero points of some rows."""
     if kind.split is None:
         raise ValueError(f"{kind.name} has no canonical format")
-    codes, scales, minima = kind.split(data.unflatten(1, (-1, kind.size)))
+    codes, scales, minima = kind.split(_split(data, -1, kind.size))
     zeros = None
     if minima is not None:
         codes, scales, zeros = _with_zeros(codes, scales.float(), minima)
@@ -272,6 +277,6 @@ def _with_zeros(
     """Minima as zero points; a group of one value throughout becomes (0 - -1) * minimum."""
     constant = scales == 0
     zeros = torch.where(constant, -1.0, -minima / scales)
-    groups = codes.unflatten(-1, (scales.shape[-1], -1))
+    groups = _split(codes, scales.shape[-1], -1)
     codes = torch.where(constant.unsqueeze(-1), 0, groups).flatten(-2)
     return codes, torch.where(constant, minima, scales), zeros.flatten(1).contiguous()

@@ -20,11 +20,12 @@ from humming.checkpoints.scaled import (
     static_scale,
 )
 from humming.checkpoints.tensors import TensorSource
+from humming.dtypes import float8e4m3, int8
 from humming.errors import CheckpointError, UnsupportedError
 from humming.formats import ActivationSpec, WeightSpec
 
 _SCALES = ("weight_scale", "weight_scale_inv")
-_BYTES = {"fp8_e4m3": "float8e4m3", "int8": "int8"}
+_BYTES = {"fp8_e4m3": float8e4m3, "int8": int8}
 _EXTENTS = {"per_tensor": "tensor", "per_channel": "channel", "per_group": "group"}
 _NOT_QUANTIZED = ("bfloat16", "float16", "float32")
 _WHY_NOT = {
@@ -196,14 +197,14 @@ def _weight_format(values: Mapping[str, Any], where: str) -> WeightSpec | None:
         why = _WHY_NOT.get(dtype, "there is no such format")
         raise UnsupportedError(asked, why, "Possible: fp4 in groups of 32, fp8_e4m3, int8.")
     if scheme == "per_block":
-        block = keys["block"] or ()
+        block = list(keys["block"] or [])
         if len(block) != 2 or not all(type(extent) is int for extent in block):
             raise CheckpointError(f"{where}: 'block_size' is {block!r}, not [rows, columns]")
-        return WeightSpec(_BYTES[dtype], "block", block=tuple(block))  # type: ignore[arg-type]
+        return WeightSpec(_BYTES[dtype], "block", block=(block[0], block[1]))
     if scheme not in _EXTENTS:
         raise UnsupportedError(asked, "there is no such extent", f"Use {', '.join(_EXTENTS)}.")
     size = (keys["size"] or 0) if scheme == "per_group" else 0
-    return WeightSpec(_BYTES[dtype], _EXTENTS[scheme], size)  # type: ignore[arg-type]
+    return WeightSpec(_BYTES[dtype], _EXTENTS[scheme], size)
 
 
 def _activation_format(values: Mapping[str, Any], where: str) -> ActivationSpec | None:
@@ -228,7 +229,7 @@ def _activation_format(values: Mapping[str, Any], where: str) -> ActivationSpec 
     granularity = {"per_tensor": "tensor", "per_channel": "token", "per_token": "token"}
     if scheme == "per_group":
         return ActivationSpec(
-            _BYTES[dtype],  # type: ignore[arg-type]
+            _BYTES[dtype],
             "group",
             keys["size"] or 0,
             dynamic=dynamic,
@@ -237,7 +238,7 @@ def _activation_format(values: Mapping[str, Any], where: str) -> ActivationSpec 
     if scheme not in granularity:
         raise UnsupportedError(asked, "there is no such extent", "Use per_tensor or per_channel.")
     return ActivationSpec(
-        _BYTES[dtype],  # type: ignore[arg-type]
+        _BYTES[dtype],
         granularity[scheme],
         dynamic=dynamic,
         symmetric=symmetric,
