@@ -29,6 +29,9 @@ class ConfigKeys:
         self._values, self.where = dict(values), where
         self._taken: set[str] = set()
 
+    def __contains__(self, key: object) -> bool:
+        return self._values.get(key) is not None
+
     def take(
         self, key: str, kind: type[_Value] | tuple[type[_Value], ...], default: Any = _MISSING
     ) -> Any:

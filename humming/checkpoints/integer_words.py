@@ -60,7 +60,7 @@ def read_words(
     zeros = _zeros(parts, bits, spec.scale_shape(n, k), dense) if asymmetric else None
     permutation = None
     if parts.has("weight_g_idx"):
-        codes, permutation = _in_order(parts, spec, codes, k)
+        codes, permutation = in_group_order(parts, "weight_g_idx", spec, codes, k)
     weight = weight_of(parts, ("weight_packed", "weight_scale"), spec, (n, k), codes, scales, zeros)
     return weight, permutation
 
@@ -172,16 +172,26 @@ def _zeros(parts: ModuleParts, bits: int, shape: tuple[int, int], dense: bool) -
     return unpack_bits(packed, bits, rows).T.contiguous()
 
 
-def _in_order(
-    parts: ModuleParts, spec: WeightSpec, codes: torch.Tensor, k: int
+def in_group_order(
+    parts: ModuleParts, part: str, spec: WeightSpec, codes: torch.Tensor, k: int
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Codes with their columns sorted by group, and the order of the inputs that this takes."""
-    part = "weight_g_idx"
+    """Codes with their columns sorted by group, and the order of the inputs that this takes.
+
+    Args:
+        parts: the module.
+        part: the tensor [K] that says the group of each column.
+        spec, codes: of the weight, columns as they are stored.
+        k: number of columns.
+
+    Raises:
+        CheckpointError: the groups are not those of the format.
+    """
     groups = parts.take(part, (torch.int32, torch.int64), (1,)).long()
     if groups.shape != (k,):
         raise parts.error(part, f"has the shape {list(groups.shape)}", f"K is {k}.")
     if spec.granularity != "group":
-        parts.note(f"{part} is not used: a scale covers all of K")
+        if bool(groups.any()):
+            parts.note(f"{part} is not used: a scale covers all of K")
         return codes, None
     order = torch.argsort(groups, stable=True)
     expected = torch.arange(k) // spec.group_size

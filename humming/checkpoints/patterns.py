@@ -35,6 +35,22 @@ def is_at_or_below(module: str, entry: str) -> bool:
     return module == entry or module.startswith(f"{entry}.")
 
 
+def is_in_block(module: str, blocks: Iterable[str]) -> bool:
+    """Whether a module belongs to the repeated blocks of a model.
+
+    >>> is_in_block("model.layers.3.mlp.up_proj", ()), is_in_block("lm_head", ())
+    (True, False)
+
+    Args:
+        module: its name.
+        blocks: the lists of blocks, `model.layers`; without any, every numbered module is a block.
+    """
+    blocks = tuple(blocks)
+    if blocks:
+        return any(is_at_or_below(module, block.strip(".")) for block in blocks)
+    return any(component.isdecimal() for component in module.split("."))
+
+
 def matches_name(module: str, entry: str) -> bool:
     """Whether an entry names a module, or is `re:` and an expression that its name starts with."""
     if entry.startswith("re:"):
