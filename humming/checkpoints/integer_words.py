@@ -57,7 +57,7 @@ def read_words(
     codes = _codes(words, bits, k, dense)
     if not asymmetric:
         codes = flip_sign_bits(codes, bits, k)
-    zeros = _zeros(parts, bits, spec.scale_shape(n, k)) if asymmetric else None
+    zeros = _zeros(parts, bits, spec.scale_shape(n, k), dense) if asymmetric else None
     permutation = None
     if parts.has("weight_g_idx"):
         codes, permutation = in_group_order(parts, "weight_g_idx", spec, codes, k)
@@ -147,8 +147,8 @@ def _codes(words: torch.Tensor, bits: int, count: int, dense: bool) -> torch.Ten
     return pack_bits(torch.stack(values, -1).flatten(-2)[..., :count].contiguous(), bits)
 
 
-def _zeros(parts: ModuleParts, bits: int, shape: tuple[int, int]) -> torch.Tensor:
-    """Zero points as codes, from words along N, or from a signed byte each."""
+def _zeros(parts: ModuleParts, bits: int, shape: tuple[int, int], dense: bool) -> torch.Tensor:
+    """Zero points as codes, from words along N as dense as the weight's, or a signed byte each."""
     part = "weight_zero_point"
     stored = parts.take(part, (torch.int32, torch.int8), (1, 2))
     stored = stored.reshape(-1, 1) if stored.ndim == 1 else stored
@@ -158,13 +158,15 @@ def _zeros(parts: ModuleParts, bits: int, shape: tuple[int, int]) -> torch.Tenso
         if not bool(((codes >= 0) & (codes < 1 << bits)).all()):
             raise parts.error(part, f"holds more than {bits}-bit integers", "It is damaged.")
         return codes.to(torch.uint8)
-    dense = stored.shape[0] == -(-rows * bits // 32)
-    fits = dense or stored.shape[0] == -(-rows // (32 // bits))
+    counts = {True: -(-rows * bits // 32), False: -(-rows // (32 // bits))}
+    if stored.shape[0] != counts[dense]:
+        dense = not dense
+    fits = stored.shape[0] == counts[dense]
     if stored.dtype != torch.int32 or stored.shape[1] != columns or not fits:
         raise parts.error(
             part,
             f"is {stored.dtype} {list(stored.shape)}",
-            f"{bits}-bit zero points {list(shape)} are int32 [{-(-rows * bits // 32)}, {columns}].",
+            f"{bits}-bit zero points {list(shape)} are int32 [{counts[True]}, {columns}].",
         )
     packed = _codes(stored.T.contiguous(), bits, rows, dense)
     return unpack_bits(packed, bits, rows).T.contiguous()

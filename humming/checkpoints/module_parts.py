@@ -10,7 +10,7 @@ from humming.checkpoints.tensors import TensorSource
 from humming.dtypes import DataType, bfloat16, float8e4m3, float8e8m0, float16, float32
 from humming.errors import CheckpointError, UnsupportedError
 from humming.formats import WeightSpec
-from humming.quantized import QuantizedWeight, decode, pack_bits, unpack_bits
+from humming.quantized import QuantizedWeight, as_bits, decode, pack_bits, unpack_bits
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 E8M0 = (torch.uint8, torch.float8_e8m0fnu)
@@ -253,7 +253,7 @@ def _without_nan_scales(parts: ModuleParts, part: str, weight: QuantizedWeight) 
     count = int(bad.sum())
     parts.note(f"{count} scales of {part} are no finite numbers over zeros alone, and became 0")
     scales = weight.scales.clone()
-    scales[bad] = 0
+    as_bits(scales)[bad] = 0
     return replace(weight, scales=scales)
 
 
