@@ -40,7 +40,7 @@ class Awq:
     name = "awq"
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
-        keys = ConfigKeys(_modern(config), where)
+        keys = ConfigKeys(_modern(config, where), where)
         self._where = where
         keys.one_of("quant_method", ("awq",), "awq")
         keys.one_of("method", ("awq",), "awq")
@@ -100,7 +100,7 @@ class Awq:
         return linear(parts, decision, weight)
 
 
-def _modern(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _modern(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """The config with its oldest keys under the names of today.
 
     Raises:
@@ -111,7 +111,9 @@ def _modern(config: Mapping[str, Any]) -> Mapping[str, Any]:
         if old in found:
             value = found.pop(old)
             if found.setdefault(new, value) != value:
-                raise CheckpointError(f"{old!r} is {value!r} and {new!r} is {found[new]!r}")
+                raise CheckpointError(
+                    f"{where}: {old!r} is {value!r} and {new!r} is {found[new]!r}"
+                )
     return found
 
 
