@@ -39,7 +39,11 @@ class AutoRound:
         keys = ConfigKeys(config, where)
         self._where = where
         keys.one_of("quant_method", _NAMES)
-        self._packing = keys.one_of("packing_format", _PACKINGS, "auto_round:auto_gptq")
+        # Zero points of symmetric weights tell the convention; those of others do not.
+        known = keys.take("sym", bool, True)
+        self._packing = keys.one_of(
+            "packing_format", _PACKINGS, *(["auto_round:auto_gptq"] if known else [])
+        )
         self._widths = awq.WIDTHS if self._packing == _AWQ else gptq.WIDTHS
         _check_integers(keys)
         self._format = IntegerFormat.of(keys, self._widths)

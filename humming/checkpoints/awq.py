@@ -23,9 +23,8 @@ from humming.errors import CheckpointError
 from humming.formats import WeightSpec
 from humming.quantized import QuantizedWeight, pack_bits, unpack_bits
 
-WIDTHS = (4,)
-_ZERO = 8
-# Where the codes of columns 0 ... 7 lie in a word.
+WIDTHS = (4, 5, 6, 7)
+# Where the codes of columns 0 ... 7 lie among eight.
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 _READ = ("gemm", "gemv")
 _VERSIONS = (*_READ, "gemv_fast", "llm-awq", "marlin", "exllama", "ipex", "bitblas", "paroquant")
@@ -41,7 +40,7 @@ class Awq:
     name = "awq"
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
-        keys = ConfigKeys(_modern(config), where)
+        keys = ConfigKeys(_modern(config, where), where)
         self._where = where
         keys.one_of("quant_method", ("awq",), "awq")
         keys.one_of("method", ("awq",), "awq")
@@ -101,7 +100,7 @@ class Awq:
         return linear(parts, decision, weight)
 
 
-def _modern(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _modern(config: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """The config with its oldest keys under the names of today.
 
     Raises:
@@ -112,7 +111,9 @@ def _modern(config: Mapping[str, Any]) -> Mapping[str, Any]:
         if old in found:
             value = found.pop(old)
             if found.setdefault(new, value) != value:
-                raise CheckpointError(f"{old!r} is {value!r} and {new!r} is {found[new]!r}")
+                raise CheckpointError(
+                    f"{where}: {old!r} is {value!r} and {new!r} is {found[new]!r}"
+                )
     return found
 
 
@@ -140,67 +141,70 @@ def read_awq(parts: ModuleParts, wanted: WeightSpec, version: str = "gemm") -> Q
     Raises:
         CheckpointError: a tensor is missing, or does not fit.
     """
+    bits = wanted.dtype.bits
     words = parts.take("qweight", (torch.int32,), (2,))
     scales = parts.take("scales", FLOATS, (2,))
-    fits = {"gemm": scales.shape[1] == 8 * words.shape[1], "gemv": scales.shape[0] == len(words)}
+    fits = {
+        "gemm": 32 * words.shape[1] == bits * scales.shape[1],
+        "gemv": bits == 4 and words.shape[0] == scales.shape[0],
+    }
     found = version if fits[version] else next((name for name in _READ if fits[name]), None)
     if found is None:
         raise parts.error(
-            "scales",
-            f"has the shape {list(scales.shape)} beside a qweight {list(words.shape)}",
-            f"{version} has scales {'[G, 8 columns]' if version == 'gemm' else '[rows, G]'}.",
+            "qweight",
+            f"has the shape {list(words.shape)} beside scales {list(scales.shape)}",
+            f"Of {bits} bits, gemm has [K, N * {bits} / 32] beside [G, N], and gemv [N, K / 8] "
+            "beside [N, G].",
         )
     if found != version:
         parts.note(f"the configuration says {version}, but the tensors are in the order of {found}")
     if found == "gemm":
-        codes = _columns(words).T.contiguous()
-        packed, k = pack_bits(codes, 4), words.shape[0]
-        groups = scales.shape[0]
-        spec = group_format(parts, wanted, 4, groups, k)
+        k, n = words.shape[0], scales.shape[1]
+        packed = pack_bits(_columns(words, bits, n).T.contiguous(), bits)
+        spec = group_format(parts, wanted, bits, scales.shape[0], k)
     else:
-        packed, k = words.contiguous().view(torch.uint8), 8 * words.shape[1]
-        spec = wanted
+        k, spec = 8 * words.shape[1], wanted
+        packed = words.contiguous().view(torch.uint8)
         groups = spec.scale_shape(1, k)[1]
         if groups > scales.shape[1]:
             raise parts.error(
                 "scales", f"has {scales.shape[1]} columns", f"{spec} has {groups} for K = {k}."
             )
-        scales = scales[:, :groups].T.contiguous()
+        scales = scales[:, :groups].T
     zeros = _zeros(parts, spec, found, scales)
     if zeros is None:
-        packed = flip_sign_bits(packed, 4, k)
+        packed = flip_sign_bits(packed, bits, k)
     return make_integers(parts, spec, (scales.shape[1], k), packed, scales, zeros)
 
 
-def _columns(words: torch.Tensor) -> torch.Tensor:
-    """Codes [rows, columns] of words [rows, columns / 8], in the order of columns."""
-    rows, columns = words.shape[0], 8 * words.shape[1]
-    stored = unpack_bits(words.contiguous().view(torch.uint8), 4, columns)
-    return stored.view(rows, -1, 8)[:, :, list(_PLACES)].reshape(rows, columns)
+def _columns(words: torch.Tensor, bits: int, columns: int) -> torch.Tensor:
+    """Codes uint8 [rows, columns] of words [rows, columns * bits / 32], in the order of columns."""
+    stored = unpack_bits(words.contiguous().view(torch.uint8), bits, columns)
+    return stored.view(len(words), -1, 8)[:, :, list(_PLACES)].reshape(len(words), columns)
 
 
 def _zeros(
     parts: ModuleParts, spec: WeightSpec, version: str, scales: torch.Tensor
 ) -> torch.Tensor | None:
     """Zero points uint8 [G, N], None where the configuration and they say symmetric."""
-    groups, n = scales.shape
+    bits, (groups, n) = spec.dtype.bits, scales.shape
     words = parts.take("qzeros", (torch.int32,), (2,))
-    if version == "gemm":
-        expected = (groups, n // 8)
-        fits = tuple(words.shape) == expected
-    else:
-        expected = (n, -(-groups // 8))
-        fits = words.shape[0] == n and words.shape[1] >= expected[1]
-    if not fits:
+    in_columns = version == "gemm"
+    rows, columns = (groups, n * bits // 32) if in_columns else (n, -(-groups // 8))
+    # The order gemv rounds the number of groups up.
+    fits = words.shape[1] == columns if in_columns else words.shape[1] >= columns
+    if words.shape[0] != rows or not fits:
         raise parts.error(
-            "qzeros", f"has the shape {list(words.shape)}", f"{version} has {list(expected)}."
+            "qzeros",
+            f"has the shape {list(words.shape)}",
+            f"{version} has {[rows, columns]} for scales {[groups, n]}.",
         )
-    if version == "gemm":
-        zeros = _columns(words)
+    if in_columns:
+        zeros = _columns(words, bits, n)
     else:
-        zeros = unpack_bits(words.contiguous().view(torch.uint8), 4, groups).T.contiguous()
+        zeros = unpack_bits(words.contiguous().view(torch.uint8), bits, groups).T.contiguous()
     if spec.zero_point == "none":
-        if bool((zeros == _ZERO).all()):
+        if bool((zeros == 1 << (bits - 1)).all()):
             return None
         parts.note("the configuration says symmetric, but zero points differ from half the range")
     return zeros

@@ -7,7 +7,7 @@ are stored from the innermost on, K before N.
 import mmap
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from humming.checkpoints.decisions import Decision, Linear
 from humming.checkpoints.gguf_blocks import BLOCK_TYPES, BlockType, weight_of_blocks
 from humming.checkpoints.module_parts import FLOATS, ModuleParts, refuse_bad_numbers
 from humming.checkpoints.scaled import plain_linear
-from humming.checkpoints.tensors import TensorSource
+from humming.checkpoints.tensors import TensorSource, matrices
 from humming.errors import CheckpointError
 from humming.formats import WeightSpec
 
@@ -268,6 +268,15 @@ class Gguf:
             why = f"{why}: {kind.why_not}; types that are read: {possible}"
             return Decision(module, "refused", None, None, why)
         return Decision(module, "quantized", WeightSpec.parse(kind.weight), None, why)
+
+    def modules(self, tensors: TensorSource) -> Iterator[str]:
+        """The modules with a matrix, those of experts by their numbers."""
+        for module in matrices(tensors):
+            shape = tensors.shape(f"{module}.weight")
+            if len(shape) == 3 and _EXPERT.fullmatch(f"{module}.0"):
+                yield from (f"{module}.{index}" for index in range(shape[0]))
+            else:
+                yield module
 
     def read(self, module: str, decision: Decision, tensors: TensorSource) -> Linear:
         """The module, with weights in the order of the file."""

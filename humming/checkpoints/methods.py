@@ -1,11 +1,21 @@
 """The methods of quantization that checkpoints name, and where a checkpoint names them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
+from humming.checkpoints.autoround import AutoRound
+from humming.checkpoints.awq import Awq
+from humming.checkpoints.bitnet import BitNet
+from humming.checkpoints.compressed_tensors import CompressedTensors
 from humming.checkpoints.decisions import Decision, Linear
+from humming.checkpoints.fp8 import Fp8
+from humming.checkpoints.gguf import Gguf
+from humming.checkpoints.gptq import Gptq
 from humming.checkpoints.json_files import read_json
+from humming.checkpoints.modelopt import ModelOpt
+from humming.checkpoints.mxfp4 import Mxfp4
+from humming.checkpoints.quark import Quark
 from humming.checkpoints.tensors import TensorSource
 from humming.errors import CheckpointError
 
@@ -41,7 +51,26 @@ class Method(Protocol):
         """
 
 
-METHODS: tuple[type[Method], ...] = ()
+@runtime_checkable
+class Lists(Protocol):
+    """A method whose modules are not each a group of tensors of the same name."""
+
+    def modules(self, tensors: TensorSource) -> Iterable[str]:
+        """The names of all modules that hold a matrix."""
+
+
+METHODS: tuple[type[Method], ...] = (
+    Gptq,
+    Awq,
+    AutoRound,
+    CompressedTensors,
+    Fp8,
+    ModelOpt,
+    Mxfp4,
+    Quark,
+    BitNet,
+    Gguf,
+)
 """Every method; at most one recognizes a configuration."""
 
 _NESTED = ("text_config", "llm_config", "language_config", "thinker_config")

@@ -101,7 +101,7 @@ class ModelOpt:
             name: _layer(values, f"{where}: quantized_layers.{name}")
             for name, values in layers.items()
         }
-        self.notes = (
+        self.notes: tuple[str, ...] = (
             ("scales of the KV cache are not part of linear layers, and not read",) if cache else ()
         )
 

@@ -11,7 +11,7 @@ Rows of `gate_up_proj` alternate, gate first; `experts.E.gate_proj` and `up_proj
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from humming.checkpoints.decisions import Decision, Linear
 from humming.checkpoints.module_parts import E8M0, FLOATS, ModuleParts, as_matrix, weight_of
 from humming.checkpoints.patterns import holds_components
 from humming.checkpoints.scaled import MXFP4, plain_linear
-from humming.checkpoints.tensors import TensorSource
+from humming.checkpoints.tensors import TensorSource, matrices
 from humming.errors import CheckpointError
 
 _EXPERT = re.compile(r"(.+\.experts)\.(\d{1,6})\.(gate_up_proj|gate_proj|up_proj|down_proj)")
@@ -63,6 +63,16 @@ class Mxfp4:
             why = "experts are mxfp4 where quant_method is mxfp4"
             return Decision(module, "quantized", MXFP4, None, why)
         return Decision(module, "plain", None, None, "it is no matrix of an expert")
+
+    def modules(self, tensors: TensorSource) -> Iterator[str]:
+        """The modules with a tensor of their own, and the matrices of experts."""
+        yield from matrices(tensors)
+        for name in tensors.names:
+            stack = name.removesuffix("_blocks")
+            if stack != name and "." in stack:
+                experts, _, matrix = stack.rpartition(".")
+                for index in range((tensors.shape(name) or (0,))[0]):
+                    yield f"{experts}.{index}.{matrix}"
 
     def read(self, module: str, decision: Decision, tensors: TensorSource) -> Linear:
         """The module; an expert's matrix is cut out of those of its layer."""

@@ -33,6 +33,10 @@ _TORCH_NAMES = {
 }
 
 
+# What a weight's name ends with, and how many dimensions it has at least.
+_WEIGHTS = ((".weight", 2), (".qweight", 2), (".weight_packed", 2))
+
+
 class TensorSource:
     """Tensors by name; of those in files only the headers are read until one is asked for.
 
@@ -182,3 +186,13 @@ def _indexed(path: Path) -> tuple[str, dict[Path, set[str] | None]]:
         if held is not None:
             held.add(name)
     return str(path), files
+
+
+def matrices(tensors: TensorSource) -> list[str]:
+    """The modules with a tensor that is named as a weight and has two dimensions or more."""
+    found: set[str] = set()
+    for name in tensors.names:
+        for suffix, dims in _WEIGHTS:
+            if name.endswith(suffix) and len(tensors.shape(name)) >= dims:
+                found.add(name.removesuffix(suffix))
+    return sorted(found)

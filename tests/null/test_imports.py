@@ -99,7 +99,7 @@ def _layer_of(imported: str) -> str | None:
     import humming
 
     origin = humming._EXPORTS.get(parts[1], "")
-    return origin.partition(".")[2] or None
+    return origin.split(".")[1] if origin else None
 
 
 def _below(module: str, package: str) -> bool:
