@@ -282,7 +282,7 @@ class Gguf:
         """The module, with weights in the order of the file."""
         decision.require_readable(self._where)
         name, expert = _tensor_of(module)
-        parts = ModuleParts(tensors, name.removesuffix(".weight"))
+        parts = ModuleParts(tensors, module, name.removesuffix("weight"))
         for note in self.notes:
             parts.note(note)
         if self._architecture in _REORDERED and module.endswith(_REORDERED_MODULES):

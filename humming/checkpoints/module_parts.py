@@ -31,11 +31,14 @@ class ModuleParts:
     Args:
         tensors: where they are.
         module: its name.
-        separator: what stands between the name and the suffix.
+        prefix: what names start with where that is not the module's name and a dot.
+
+    Attributes:
+        notes: what a reader of the result should know.
     """
 
-    def __init__(self, tensors: TensorSource, module: str, separator: str = ".") -> None:
-        self._tensors, self.module, self._separator = tensors, module, separator
+    def __init__(self, tensors: TensorSource, module: str, prefix: str = "") -> None:
+        self._tensors, self.module, self._prefix = tensors, module, prefix or f"{module}."
         self.notes: list[str] = []
 
     def has(self, part: str) -> bool:
@@ -110,7 +113,7 @@ class ModuleParts:
             self.notes.append(text)
 
     def _name(self, part: str) -> str:
-        return f"{self.module}{self._separator}{part}"
+        return f"{self._prefix}{part}"
 
 
 def as_matrix(scale: torch.Tensor) -> torch.Tensor:

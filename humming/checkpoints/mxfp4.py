@@ -81,7 +81,7 @@ class Mxfp4:
             return plain_linear(ModuleParts(tensors, module), decision)
         index = int(expert[2])
         stored, rows = _ROWS[expert[3]]
-        parts = ModuleParts(tensors, f"{expert[1]}.{stored}", separator="_")
+        parts = ModuleParts(tensors, module, f"{expert[1]}.{stored}_")
         blocks = parts.take("blocks", (torch.uint8,), (4,))
         scales = parts.take("scales", E8M0, (3,))
         experts, n, groups, size = blocks.shape

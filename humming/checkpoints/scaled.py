@@ -126,10 +126,13 @@ def linear(
     """
     if decision.action != "quantized":
         parts.note(f"the configuration leaves it alone, but its weight is {weight.spec}")
-    elif decision.weight is not None and not _alike(decision.weight, weight.spec):
-        text = f"the configuration says {decision.weight}, the tensors are {weight.spec}"
-        if not parts.notes:
-            parts.note(text)
+    elif (
+        decision.weight is not None
+        and not _alike(decision.weight, weight.spec)
+        # Where the scales did not fit this has been said already.
+        and not any(note.startswith("the configuration says") for note in parts.notes)
+    ):
+        parts.note(f"the configuration says {decision.weight}, the tensors are {weight.spec}")
     return Linear(
         weight,
         parts.bias(weight.shape[0]),

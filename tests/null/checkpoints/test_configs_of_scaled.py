@@ -1,11 +1,13 @@
 """What the configurations of public checkpoints say of their modules: floats and their kin."""
 
+import doctest
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from humming.checkpoints import patterns
 from humming.checkpoints.bitnet import BitNet
 from humming.checkpoints.compressed_tensors import CompressedTensors
 from humming.checkpoints.decisions import Decision
@@ -226,3 +228,7 @@ def test_algorithms_that_are_not_read(algorithm: str) -> None:
     found = ModelOpt(config, "hf_quant_config.json").decide("model.layers.0.mlp.up_proj")
     assert found.action == "refused"
     assert algorithm in found.why
+
+
+def test_examples_of_patterns() -> None:
+    assert doctest.testmod(patterns).failed == 0
