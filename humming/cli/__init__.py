@@ -19,6 +19,7 @@ from humming.cli.devices import list_devices, show_capabilities
 from humming.cli.doctor import examine
 from humming.cli.exits import DEFECT, ENVIRONMENT, PIPE_CLOSED, SUCCESS, status_of
 from humming.cli.explain import explain
+from humming.cli.inspect import inspect_checkpoint
 from humming.cli.output import to_json
 from humming.cli.run import run
 from humming.cli.tune import tune_kernels
@@ -43,6 +44,7 @@ app.command("devices")(list_devices)
 app.command("capabilities")(show_capabilities)
 app.command("explain")(explain)
 app.command("run")(run)
+app.command("inspect")(inspect_checkpoint)
 app.command("compile")(compile_kernels)
 app.command("tune")(tune_kernels)
 app.command("doctor")(examine)

@@ -31,6 +31,7 @@ LAYERS = (
     ("quantized_ops",),
     ("ops",),
     ("nn", "tuner", "measurer"),
+    ("checkpoints",),
     ("cli", "testing"),
     ("__main__",),
 )
@@ -48,7 +49,7 @@ ONLY_IN = {
     "cuda": {"devices", "humming.cli.doctor"},
     "typer": {"humming.cli"},
     "rich": {"humming.cli"},
-    "safetensors": {"humming.cli"},
+    "safetensors": {"humming.cli", "humming.checkpoints"},
     "platformdirs": {"humming.env"},
     "filelock": {"humming.cache"},
 }
@@ -98,7 +99,7 @@ def _layer_of(imported: str) -> str | None:
     import humming
 
     origin = humming._EXPORTS.get(parts[1], "")
-    return origin.partition(".")[2] or None
+    return origin.split(".")[1] if origin else None
 
 
 def _below(module: str, package: str) -> bool:

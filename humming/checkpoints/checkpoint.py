@@ -1,0 +1,109 @@
+"""A checkpoint as one thing: its configuration, its tensors, and its modules."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from humming.checkpoints.decisions import Decision, Linear
+from humming.checkpoints.gguf import GgufFile
+from humming.checkpoints.methods import Lists, Method, find_config, method_of
+from humming.checkpoints.module_parts import ModuleParts
+from humming.checkpoints.scaled import plain_linear
+from humming.checkpoints.tensors import TensorSource, matrices
+from humming.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A quantized model in files.
+
+    Attributes:
+        path: the folder or file.
+        where: the place of the configuration, empty without one.
+        method: how it is quantized, None where no configuration says so.
+        tensors: None where there are configurations only.
+    """
+
+    path: Path
+    where: str
+    method: Method | None
+    tensors: TensorSource | None
+
+    @classmethod
+    def open(cls, path: Path | str) -> "Checkpoint":
+        """Reads a configuration and the headers of the tensors.
+
+        Args:
+            path: a folder; a safetensors file, or the index of several, with its configuration
+                beside it; a GGUF file; or a JSON file with nothing but a configuration.
+
+        Raises:
+            CheckpointError: a file is missing or damaged, or the method is not one that is read.
+        """
+        path = Path(path)
+        if not path.exists():
+            raise CheckpointError(
+                f"{path} does not exist; possible: a folder, a *.safetensors or *.gguf file"
+            )
+        if path.suffix == ".gguf":
+            file = GgufFile(path)
+            return cls(path, str(path), method_of(file.config, str(path)), file)
+        holds_tensors = path.name.endswith((".safetensors", ".safetensors.index.json"))
+        found = find_config(path.parent if holds_tensors else path)
+        has_tensors = holds_tensors or (path.is_dir() and any(path.glob("*.safetensors*")))
+        tensors = TensorSource.open(path) if has_tensors else None
+        if found is None and tensors is None:
+            raise CheckpointError(
+                f"{path} holds neither tensors nor a configuration of a quantization; possible: "
+                "config.json, quantize_config.json, quant_config.json, hf_quant_config.json and "
+                "*.safetensors"
+            )
+        config, where = found or ({}, "")
+        return cls(path, where, method_of(config, where) if found else None, tensors)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be known of all modules."""
+        return () if self.method is None else self.method.notes
+
+    def modules(self) -> tuple[str, ...]:
+        """The names of the modules that hold a matrix, without what the method tells apart."""
+        if self.tensors is None:
+            return ()
+        if isinstance(self.method, Lists):
+            return tuple(self.method.modules(self.tensors))
+        return tuple(matrices(self.tensors))
+
+    def decide(self, module: str) -> Decision:
+        """What the configuration says of a module; without one every module is plain."""
+        if self.method is None:
+            return Decision(module, "plain", None, None, "no configuration says otherwise")
+        return self.method.decide(module)
+
+    def read(self, module: str) -> Linear:
+        """A module as its tensors hold it, with the notes of the whole checkpoint.
+
+        Raises:
+            CheckpointError: the checkpoint has no such module, or it cannot be read.
+        """
+        if self.tensors is None:
+            raise CheckpointError(f"{self.path} holds no tensors, so that {module!r} is not there")
+        decision = self.decide(module)
+        if self.method is None:
+            return plain_linear(ModuleParts(self.tensors, module), decision)
+        found = self.method.read(module, decision, self.tensors)
+        general = tuple(note for note in self.notes if note not in found.notes)
+        return replace(found, notes=general + found.notes)
+
+
+def load_linear(path: Path | str, module: str) -> Linear:
+    """A linear layer of a quantized checkpoint, as it was quantized.
+
+    Args:
+        path: as for `Checkpoint.open`.
+        module: the layer's name, `model.layers.0.mlp.up_proj`.
+
+    Raises:
+        CheckpointError: a file, the configuration or a tensor is missing, damaged, or of a form
+            that is not read; the message says which.
+    """
+    return Checkpoint.open(path).read(module)
