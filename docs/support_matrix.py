@@ -9,10 +9,11 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+from humming.devices.thead_ppu.components import COMPONENTS
+
 from humming.capability import DeviceCapabilities, MmaRow
 from humming.composer import decide, m_range_of
 from humming.decision import Decision
-from humming.devices.thead_ppu.components import COMPONENTS
 from humming.dtypes import DataType
 from humming.matrix import read_matrix
 from humming.problem import GemmProblem

@@ -51,7 +51,7 @@ ONLY_IN = {
     "rich": {"humming.cli"},
     "safetensors": {"humming.cli", "humming.checkpoints"},
     "platformdirs": {"humming.env"},
-    "filelock": {"humming.cache"},
+    "filelock": {"humming.cache", "humming.tuned"},
 }
 
 
