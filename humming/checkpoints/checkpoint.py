@@ -9,7 +9,7 @@ from humming.checkpoints.methods import Lists, Method, find_config, method_of
 from humming.checkpoints.module_parts import ModuleParts
 from humming.checkpoints.scaled import plain_linear
 from humming.checkpoints.tensors import TensorSource, matrices
-from humming.errors import CheckpointError
+from humming.errors import CheckpointError, check_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,4 +106,7 @@ def load_linear(path: Path | str, module: str) -> Linear:
         CheckpointError: a file, the configuration or a tensor is missing, damaged, or of a form
             that is not read; the message says which.
     """
+    asked = "load_linear"
+    check_type(asked, "the path", path, (str, Path), "Pass the folder or file of a checkpoint.")
+    check_type(asked, "the module", module, str, "Pass a name, e.g. 'model.layers.0.mlp.up_proj'.")
     return Checkpoint.open(path).read(module)
