@@ -5,7 +5,7 @@ from pathlib import Path
 
 from humming.checkpoints.decisions import Decision, Linear
 from humming.checkpoints.gguf import GgufFile
-from humming.checkpoints.methods import Lists, Method, find_config, method_of
+from humming.checkpoints.methods import Lists, Method, find_config, method_of, unused_configs
 from humming.checkpoints.module_parts import ModuleParts
 from humming.checkpoints.scaled import plain_linear
 from humming.checkpoints.tensors import TensorSource, matrices
@@ -63,7 +63,14 @@ class Checkpoint:
     @property
     def notes(self) -> tuple[str, ...]:
         """What is to be known of all modules."""
-        return () if self.method is None else self.method.notes
+        if self.method is None:
+            return ()
+        folder = self.path if self.path.is_dir() else self.path.parent
+        unused = unused_configs(folder, self.where) if self.where != str(self.path) else ()
+        return (
+            *self.method.notes,
+            *(f"{name} holds a configuration too, which is not used" for name in unused),
+        )
 
     def modules(self) -> tuple[str, ...]:
         """The names of the modules that hold a matrix, without what the method tells apart."""
