@@ -59,8 +59,6 @@ class BitNet:
     def read(self, module: str, decision: Decision, tensors: TensorSource) -> Linear:
         """The module, in the format that its tensors have."""
         parts = ModuleParts(tensors, module)
-        for note in self.notes:
-            parts.note(note)
         if is_plain(parts, "weight", ("weight_scale",)):
             return plain_linear(parts, decision)
         if parts.dtype("weight") in FLOATS:

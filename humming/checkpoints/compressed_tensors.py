@@ -205,8 +205,6 @@ class CompressedTensors:
         """The module, in the format that its tensors have."""
         parts = ModuleParts(tensors, module)
         decision.require_readable(self._where)
-        for note in self.notes:
-            parts.note(note)
         if parts.has("weight_packed"):
             return self._read_packed(parts, decision)
         if is_plain(parts, "weight", ("weight_scale",)):

@@ -142,8 +142,6 @@ class Fp8:
     def read(self, module: str, decision: Decision, tensors: TensorSource) -> Linear:
         """The module, in the format that its tensors have."""
         parts = ModuleParts(tensors, module)
-        for note in self.notes:
-            parts.note(note)
         if is_plain(parts, "weight", _SCALES):
             return plain_linear(parts, decision)
         scale = next((name for name in _SCALES if parts.has(name)), _SCALES[0])

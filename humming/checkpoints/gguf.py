@@ -283,8 +283,6 @@ class Gguf:
         decision.require_readable(self._where)
         name, expert = _tensor_of(module)
         parts = ModuleParts(tensors, module, name.removesuffix("weight"))
-        for note in self.notes:
-            parts.note(note)
         if self._architecture in _REORDERED and module.endswith(_REORDERED_MODULES):
             parts.note(
                 "rows of queries and keys are in the order of a rotary embedding of neighbours"

@@ -197,7 +197,8 @@ def _mxfp4(blocks: torch.Tensor) -> _Values:
 
 _MINIMA = (
     "its minima became zero points -minimum / scale, each rounded to float32: weights differ from "
-    "those of the file by at most 2**-24 of their minimum"
+    "those of the file by at most 2**-23 of their minimum; kernels subtract 16-bit zero points, to "
+    "which humming.checkpoints.rounding.round_scales rounds them"
 )
 _TABLE = "its 16 numbers are whole, so that its 4-bit codes are held as int8, twice their size"
 _CODEBOOK = "its codes name vectors of a codebook, which no format here describes"

@@ -146,8 +146,6 @@ class ModelOpt:
         decision.require_readable(self._where)
         if is_plain(parts, "weight", _SCALES):
             return plain_linear(parts, decision)
-        for note in self.notes:
-            parts.note(note)
         scale = next((name for name in _SCALES if parts.has(name)), _SCALES[0])
         if parts.dtype("weight") in (torch.uint8, torch.int8):
             weight = self._read_pairs(parts, scale, decision)
