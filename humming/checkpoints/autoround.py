@@ -7,7 +7,16 @@ from typing import Any
 from humming.checkpoints import awq, gptq
 from humming.checkpoints.config_keys import ConfigKeys
 from humming.checkpoints.decisions import Decision, Linear
-from humming.checkpoints.layer_rules import IntegerFormat, LayerRule, first_rule, names_of
+from humming.checkpoints.layer_rules import (
+    ACTIVATION_KEYS,
+    FULL_WIDTH,
+    TUNING_KEYS,
+    IntegerFormat,
+    LayerRule,
+    check_integers,
+    first_rule,
+    names_of,
+)
 from humming.checkpoints.module_parts import ModuleParts
 from humming.checkpoints.patterns import holds_components, is_in_block
 from humming.checkpoints.scaled import linear, plain_linear
@@ -19,14 +28,6 @@ _AWQ = "auto_round:auto_awq"
 # What a stored zero point is lower by than the true one.
 _ZERO_OFFSETS = {"auto_round:auto_gptq": 1, "auto_round:gptqmodel": 0, "auto_round": 0}
 _PACKINGS = (*_ZERO_OFFSETS, _AWQ)
-_FULL_WIDTH = 16
-_HARMLESS = (
-    *("autoround_version", "iters", "lr", "minmax_lr", "nsamples", "seqlen", "batch_size", "amp"),
-    *("dataset", "enable_minmax_tuning", "enable_norm_bias_tuning", "enable_quanted_input"),
-    *("gradient_accumulate_steps", "low_gpu_mem_usage", "low_cpu_mem_usage", "scale_dtype"),
-    *("model_free", "supported_types", "quant_block_list", "backend", "enable_alg_ext", "provider"),
-    *("static_kv_granularity", "static_attention_granularity", "damp_percent", "true_sequential"),
-)
 _EXPRESSION_CHARACTERS = frozenset("*^$|()[]?+\\")
 
 
@@ -45,7 +46,7 @@ class AutoRound:
             "packing_format", _PACKINGS, *(["auto_round:auto_gptq"] if known else [])
         )
         self._widths = awq.WIDTHS if self._packing == _AWQ else gptq.WIDTHS
-        _check_integers(keys)
+        check_integers(keys)
         self._format = IntegerFormat.of(keys, self._widths)
         self._blocks = names_of(keys, "block_name_to_quantize")
         self._blocks += names_of(keys, "to_quant_block_names")
@@ -58,9 +59,8 @@ class AutoRound:
             keys.empty(key, because="inputs that were rotated are not read")
         for key in ("super_bits", "super_group_size"):
             keys.empty(key, because="scales that are quantized themselves are not read")
-        for key in ("static_kv_dtype", "static_attention_dtype"):
-            keys.ignore(key)
-        keys.ignore(*_HARMLESS)
+        keys.ignore("static_kv_dtype", "static_attention_dtype")
+        keys.ignore(*TUNING_KEYS, "quant_block_list", "backend")
         keys.finish()
         self.notes: tuple[str, ...] = ()
         if config.get("static_kv_dtype"):
@@ -76,11 +76,10 @@ class AutoRound:
         keys = ConfigKeys(values, where)
         bits = keys.take("bits", int, self._format.bits)
         layer = None
-        if bits >= _FULL_WIDTH:
-            keys.ignore("group_size", "sym", "data_type", "act_bits", "act_data_type")
-            keys.ignore("act_group_size", "act_sym", "act_dynamic")
+        if bits >= FULL_WIDTH:
+            keys.ignore("group_size", "sym", "data_type", "act_bits", *ACTIVATION_KEYS)
         else:
-            _check_integers(keys)
+            check_integers(keys)
             layer = IntegerFormat.of(keys, self._widths, self._format)
         for key in ("super_bits", "super_group_size"):
             keys.empty(key, because="scales that are quantized themselves are not read")
@@ -125,24 +124,3 @@ class AutoRound:
             return linear(parts, decision, awq.read_awq(parts, wanted))
         weight, permutation = gptq.read_gptq(parts, wanted, _ZERO_OFFSETS[self._packing])
         return linear(parts, decision, weight, input_permutation=permutation)
-
-
-def _check_integers(keys: ConfigKeys) -> None:
-    """Refuse weights that are no integers, and activations that are quantized.
-
-    Raises:
-        CheckpointError: with the key that says so.
-    """
-    kind = keys.take("data_type", str, "int")
-    # Suffixes say how codes were found: int_asym_dq, int_sym, ...
-    if kind.split("_")[0] != "int":
-        raise CheckpointError(
-            f"{keys.where}: 'data_type' is {kind!r}; of this method int weights are read, others "
-            "where it writes the checkpoint in the format of compressed-tensors"
-        )
-    if keys.take("act_bits", int, _FULL_WIDTH) < _FULL_WIDTH:
-        raise CheckpointError(
-            f"{keys.where}: 'act_bits' is {keys.take('act_bits', int)}; of this method weights "
-            "with 16-bit activations are read"
-        )
-    keys.ignore("act_data_type", "act_group_size", "act_sym", "act_dynamic")

@@ -14,7 +14,13 @@ import torch
 from humming.checkpoints.config_keys import ConfigKeys
 from humming.checkpoints.decisions import Decision, Linear
 from humming.checkpoints.gptq import group_format, make_integers
-from humming.checkpoints.layer_rules import IntegerFormat, dynamic_rules, first_rule
+from humming.checkpoints.layer_rules import (
+    TUNING_KEYS,
+    IntegerFormat,
+    check_integers,
+    dynamic_rules,
+    first_rule,
+)
 from humming.checkpoints.module_parts import FLOATS, ModuleParts, flip_sign_bits
 from humming.checkpoints.patterns import is_in_block
 from humming.checkpoints.scaled import linear, plain_linear
@@ -29,8 +35,8 @@ _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 _READ = ("gemm", "gemv")
 _VERSIONS = (*_READ, "gemv_fast", "llm-awq", "marlin", "exllama", "ipex", "bitblas", "paroquant")
 _HARMLESS = (
-    *("backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "exllama_config", "meta"),
-    *("desc_act", "damp_percent", "true_sequential", "autoround_version", "model_seqlen"),
+    *("backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "exllama_config"),
+    *("desc_act", "quant_block_list", "to_quant_block_names", "block_name_to_quantize"),
 )
 
 
@@ -56,7 +62,8 @@ class Awq:
         self._skipped = keys.strings("modules_to_not_convert")
         keys.empty("rotation", because="inputs that were rotated are not read")
         keys.empty("activation", because="quantized activations of this method are not read")
-        keys.ignore(*_HARMLESS)
+        check_integers(keys)
+        keys.ignore(*TUNING_KEYS, *_HARMLESS)
         keys.finish()
         self.notes: tuple[str, ...] = ()
         if config.get("desc_act"):

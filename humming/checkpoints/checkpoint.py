@@ -5,11 +5,11 @@ from pathlib import Path
 
 from humming.checkpoints.decisions import Decision, Linear
 from humming.checkpoints.gguf import GgufFile
-from humming.checkpoints.methods import Lists, Method, find_config, method_of
+from humming.checkpoints.methods import Lists, Method, find_config, method_of, unused_configs
 from humming.checkpoints.module_parts import ModuleParts
 from humming.checkpoints.scaled import plain_linear
 from humming.checkpoints.tensors import TensorSource, matrices
-from humming.errors import CheckpointError
+from humming.errors import CheckpointError, check_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,14 @@ class Checkpoint:
     @property
     def notes(self) -> tuple[str, ...]:
         """What is to be known of all modules."""
-        return () if self.method is None else self.method.notes
+        if self.method is None:
+            return ()
+        folder = self.path if self.path.is_dir() else self.path.parent
+        unused = unused_configs(folder, self.where) if self.where != str(self.path) else ()
+        return (
+            *self.method.notes,
+            *(f"{name} holds a configuration too, which is not used" for name in unused),
+        )
 
     def modules(self) -> tuple[str, ...]:
         """The names of the modules that hold a matrix, without what the method tells apart."""
@@ -106,4 +113,7 @@ def load_linear(path: Path | str, module: str) -> Linear:
         CheckpointError: a file, the configuration or a tensor is missing, damaged, or of a form
             that is not read; the message says which.
     """
+    asked = "load_linear"
+    check_type(asked, "the path", path, (str, Path), "Pass the folder or file of a checkpoint.")
+    check_type(asked, "the module", module, str, "Pass a name, e.g. 'model.layers.0.mlp.up_proj'.")
     return Checkpoint.open(path).read(module)

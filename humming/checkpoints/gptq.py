@@ -17,7 +17,14 @@ import torch
 from humming.checkpoints.config_keys import ConfigKeys
 from humming.checkpoints.decisions import Decision, Linear
 from humming.checkpoints.integer_words import in_group_order
-from humming.checkpoints.layer_rules import IntegerFormat, dynamic_rules, first_rule, names_of
+from humming.checkpoints.layer_rules import (
+    TUNING_KEYS,
+    IntegerFormat,
+    check_integers,
+    dynamic_rules,
+    first_rule,
+    names_of,
+)
 from humming.checkpoints.module_parts import (
     FLOATS,
     ModuleParts,
@@ -37,11 +44,8 @@ WIDTHS = (2, 3, 4, 5, 6, 7, 8)
 _ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 _FORMATS = (*_ZERO_OFFSETS, "marlin", "bitblas", "gptq_p", "qqq")
 _HARMLESS = (
-    *("damp_percent", "damp_auto_increment", "true_sequential", "static_groups", "mse", "meta"),
-    *("model_name_or_path", "model_file_base_name", "model_seqlen", "dataset", "tokenizer"),
-    *("batch_size", "pad_token_id", "max_input_length", "module_name_preceding_first_block"),
     *("use_cuda_fp16", "use_exllama", "disable_exllama", "exllama_config", "cache_block_outputs"),
-    *("backend", "act_group_aware", "autoround_version", "version", "scale_dtype", "iters"),
+    *("backend", "version", "quant_block_list", "module_name_preceding_first_block"),
 )
 
 
@@ -72,7 +76,8 @@ class Gptq:
         keys.empty("rotation", because="inputs that were rotated are not read")
         keys.empty("adapter", because="adapters on top of weights are not read")
         keys.empty("activation", because="quantized activations of this method are not read")
-        keys.ignore(*_HARMLESS)
+        check_integers(keys)
+        keys.ignore(*TUNING_KEYS, *_HARMLESS)
         keys.finish()
         self.notes: tuple[str, ...] = tuple(notes)
 

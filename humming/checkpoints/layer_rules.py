@@ -10,6 +10,20 @@ from humming.dtypes import DataType
 from humming.errors import CheckpointError
 from humming.formats import WeightSpec
 
+FULL_WIDTH = 16
+"""Bits from which on values are no quantized ones."""
+ACTIVATION_KEYS = ("act_data_type", "act_group_size", "act_sym", "act_dynamic")
+TUNING_KEYS = (
+    *("damp_percent", "damp_auto_increment", "true_sequential", "static_groups", "mse", "meta"),
+    *("model_name_or_path", "model_file_base_name", "model_seqlen", "dataset", "tokenizer"),
+    *("iters", "lr", "minmax_lr", "nsamples", "seqlen", "batch_size", "amp", "pad_token_id"),
+    *("enable_minmax_tuning", "enable_norm_bias_tuning", "enable_quanted_input", "model_free"),
+    *("enable_alg_ext", "gradient_accumulate_steps", "low_gpu_mem_usage", "low_cpu_mem_usage"),
+    *("autoround_version", "provider", "scale_dtype", "supported_types", "act_group_aware"),
+    *("static_kv_granularity", "static_attention_granularity", "max_input_length"),
+)
+"""Keys that say how codes were found, which does not change what they mean."""
+
 _MOST_GROUP = 1 << 30
 
 
@@ -91,9 +105,9 @@ def dynamic_rules(
         except (re.error, RecursionError, OverflowError) as error:
             raise CheckpointError(f"{keys.where}: no regular expression: {error}") from None
         override = IntegerFormat.of(keys, widths, default)
-        # How codes were found; what they mean does not depend on it.
-        keys.ignore("desc_act", "static_groups", "act_group_aware", "true_sequential", "mse")
-        keys.ignore("damp_percent", "damp_auto_increment", "failsafe", "fallback", "gptaq", "foem")
+        check_integers(keys)
+        # The tensors say whether columns are ordered.
+        keys.ignore("desc_act", "failsafe", "fallback", "gptaq", "foem", *TUNING_KEYS)
         keys.finish()
         found.append(LayerRule(text, expression, None if sign == "-:" else override))
     return tuple(found)
@@ -117,3 +131,24 @@ def names_of(keys: ConfigKeys, key: str) -> tuple[str, ...]:
     if not all(isinstance(entry, str) for entry in found):
         raise CheckpointError(f"{keys.where}: {key!r} holds more than names")
     return tuple(entry.strip() for entry in found if entry.strip())
+
+
+def check_integers(keys: ConfigKeys) -> None:
+    """Refuse weights that are no integers, and activations that are quantized.
+
+    Raises:
+        CheckpointError: with the key that says so.
+    """
+    kind = keys.take("data_type", str, "int")
+    # Suffixes say how codes were found: int_asym_dq, int_sym, ...
+    if kind.split("_")[0] != "int":
+        raise CheckpointError(
+            f"{keys.where}: 'data_type' is {kind!r}; of this method int weights are read, others "
+            "where it writes the checkpoint in the format of compressed-tensors"
+        )
+    if keys.take("act_bits", int, FULL_WIDTH) < FULL_WIDTH:
+        raise CheckpointError(
+            f"{keys.where}: 'act_bits' is {keys.take('act_bits', int)}; of this method weights "
+            "with 16-bit activations are read"
+        )
+    keys.ignore(*ACTIVATION_KEYS)

@@ -110,6 +110,11 @@ def find_config(path: Path) -> tuple[Mapping[str, Any], str] | None:
     return found
 
 
+def unused_configs(path: Path, where: str) -> tuple[str, ...]:
+    """The files of a folder that hold a configuration too, beside the one that `where` says."""
+    return tuple(name for name in _FILES if (path / name).is_file() and name not in where)
+
+
 def _within(path: Path) -> tuple[Mapping[str, Any], str] | None:
     """The configuration in one file: the whole of it where the file is for nothing else."""
     whole = read_json(path)

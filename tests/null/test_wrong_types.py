@@ -46,6 +46,8 @@ WRONG = {
     "matmul-out-array": (matmul(X, PACKED, out=np.zeros((3, N), np.float16)), "ndarray"),
     "matmul-out-dtype": (matmul(X, PACKED, out_dtype="float16"), "float16, bfloat16, float32"),
     "matmul-device": (matmul(X, PACKED, device=torch.device("cpu")), "sim:t4"),
+    "load-number": (call(humming.load_linear, 4, "a"), "the path is of type int"),
+    "load-module": (call(humming.load_linear, ".", None), "the module is of type NoneType"),
     "layer-x-text": (call(LAYER, "x"), "x is of type str"),
     "layer-x-array": (call(LAYER, X.numpy()), "x is of type ndarray"),
     "layer-of-quantized": (call(humming.QuantLinear, QUANTIZED), "Pack it first"),

@@ -127,6 +127,14 @@ def test_configurations_inside_others(tmp_path: Path) -> None:
         opened.read(MODULE)
 
 
+def test_a_second_configuration_is_told(tmp_path: Path) -> None:
+    folder = _folder(tmp_path)
+    assert not load_linear(folder, MODULE).notes
+    (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
+    assert Checkpoint.open(folder).method.name == "gptq"  # type: ignore[union-attr]
+    assert "hf_quant_config.json holds" in load_linear(folder, MODULE).notes[0]
+
+
 def test_plain_checkpoints_have_no_method(tmp_path: Path) -> None:
     save_file({"a.weight": torch.randn(4, 8)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"model_type": "x"}')

@@ -369,6 +369,30 @@ def test_gptq_as_autoround_packs_it(bits: int) -> None:
     check(read(config, tensors), layer)
 
 
+# What AutoRound says beside the format, whatever method it exports for.
+EXPORTED = {
+    **{"data_type": "int", "iters": 200, "nsamples": 512, "enable_quanted_input": False},
+    **{"autoround_version": "0.14.2", "provider": "auto-round", "amp": True, "lr": 0.005},
+    **{"damp_percent": 0.01, "true_sequential": False, "static_kv_granularity": "tensor"},
+    **{"bits": 4, "group_size": 32, "sym": False},
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "offset"),
+    [
+        ({"quant_method": "gptq", "desc_act": False, "block_name_to_quantize": "model.layers"}, 1),
+        ({"quant_method": "gptq", "modules_in_block_to_quantize": [["mlp.up_proj"]]}, 1),
+        ({"quant_method": "awq", "zero_point": True, "version": "gemm"}, None),
+        ({"quant_method": "auto-round", "packing_format": "auto_round"}, 0),
+    ],
+)
+def test_exports_of_autoround(more: dict[str, Any], offset: int | None) -> None:
+    layer = Layer.random(32, 64)
+    tensors = awq_tensors(layer) if offset is None else gptq_tensors(layer, offset, False)
+    check(read({**EXPORTED, **more}, tensors), layer)
+
+
 # --- configurations ----------------------------------------------------------------------------
 
 
@@ -387,6 +411,8 @@ def test_gptq_as_autoround_packs_it(bits: int) -> None:
         ({"bits": 4, "checkpoint_format": "gptq", "format": "gptq_v2"}, "'format' is 'gptq_v2'"),
         ({"bits": 3, "pack_dtype": "int64"}, "'pack_dtype' is 'int64'"),
         ({"bits": 4, "rotation": "hadamard"}, "rotated"),
+        ({"bits": 4, "data_type": "mx_fp"}, "'data_type' is 'mx_fp'"),
+        ({"bits": 4, "dynamic": {"a": {"act_bits": 8}}}, "'act_bits' is 8"),
         ({"bits": 4, "dynamic": {"+:(": {}}}, "no regular expression"),
         ({"bits": 4, "dynamic": {"+:a": {"bitz": 8}}}, "'bitz' is unknown"),
         ({"bits": 4, "dynamic": {"a": 8}}, "keys and values"),
