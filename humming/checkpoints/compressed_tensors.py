@@ -38,6 +38,7 @@ from humming.checkpoints.scaled import (
     plain_linear,
     read_bytes,
     read_fp4,
+    settled,
     static_scale,
 )
 from humming.checkpoints.tensors import TensorSource
@@ -219,12 +220,14 @@ class CompressedTensors:
             weight = self._read_int8(parts, decision)
         else:
             weight = read_bytes(parts, decision.weight or WeightSpec.parse("fp8_channel"))
+        decision = settled(parts, decision, weight)
         static = static_scale(parts, decision.activation, "input_scale")
         return linear(parts, decision, weight, activation_scale=static)
 
     def _read_packed(self, parts: ModuleParts, decision: Decision) -> Linear:
         if parts.dtype("weight_packed") == torch.int32:
             weight, permutation = read_words(parts, decision.weight)
+            decision = settled(parts, decision, weight)
             static = static_scale(parts, decision.activation, "input_scale")
             return linear(
                 parts, decision, weight, activation_scale=static, input_permutation=permutation
@@ -241,6 +244,7 @@ class CompressedTensors:
         else:
             weight = read_fp4(parts, names)
         static = None
+        decision = settled(parts, decision, weight)
         if decision.activation is not None and needs_scale(decision.activation):
             part = "input_global_scale"
             if not parts.has(part):

@@ -6,6 +6,7 @@ ue8m0 scales, which the config says nothing of, and (w4afp8) pairs of signed 4-b
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,12 +22,14 @@ from humming.checkpoints.module_parts import (
 )
 from humming.checkpoints.patterns import holds_components
 from humming.checkpoints.scaled import (
+    MXFP4,
     MXFP8,
     is_plain,
     linear,
     plain_linear,
     read_bytes,
     read_fp4,
+    settled,
     static_scale,
 )
 from humming.checkpoints.tensors import TensorSource
@@ -147,11 +150,16 @@ class Fp8:
         scale = next((name for name in _SCALES if parts.has(name)), _SCALES[0])
         if parts.dtype("weight") in (torch.int8, torch.uint8):
             weight = self._read_pairs(parts, scale)
+            if weight.spec == MXFP4 and decision.weight is not None:
+                # No key tells of these experts; their activations are those of all the rest.
+                parts.note(f"the configuration says {decision.weight}, the tensors are mxfp4")
+                decision = replace(decision, weight=MXFP4)
         else:
             wanted = decision.weight or self._weight
             if wanted.dtype != self._weight.dtype:
                 wanted = self._weight
             weight = read_bytes(parts, wanted, scale=scale)
+        decision = settled(parts, decision, weight)
         static = static_scale(parts, decision.activation, "input_scale")
         return linear(parts, decision, weight, activation_scale=static)
 

@@ -27,6 +27,7 @@ from humming.checkpoints.scaled import (
     plain_linear,
     read_bytes,
     read_fp4,
+    settled,
     static_scale,
 )
 from humming.checkpoints.tensors import TensorSource
@@ -154,6 +155,7 @@ class ModelOpt:
             if wanted is None or wanted.dtype != "float8e4m3":
                 wanted = WeightSpec.parse("fp8_tensor")
             weight = read_bytes(parts, wanted, scale=scale)
+        decision = settled(parts, decision, weight)
         static = static_scale(parts, decision.activation, "input_scale")
         before = None
         if parts.has("pre_quant_scale"):

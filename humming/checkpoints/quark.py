@@ -17,6 +17,7 @@ from humming.checkpoints.scaled import (
     plain_linear,
     read_bytes,
     read_fp4,
+    settled,
     static_scale,
 )
 from humming.checkpoints.tensors import TensorSource
@@ -125,6 +126,7 @@ class Quark:
             if wanted is None or wanted.dtype.bits != 8:
                 wanted = WeightSpec.parse("fp8_tensor")
             weight = read_bytes(parts, wanted, scale=scale)
+        decision = settled(parts, decision, weight)
         static = static_scale(parts, decision.activation, "input_scale")
         return linear(parts, decision, weight, activation_scale=static)
 

@@ -19,6 +19,7 @@ from humming.formats import ActivationSpec, WeightSpec
 from humming.quantized import QuantizedWeight, pack_bits
 
 MXFP4, MXFP8, NVFP4 = (WeightSpec.parse(name) for name in ("mxfp4", "mxfp8", "nvfp4"))
+_SAYS = "the configuration says"
 _FP4_BYTES = (torch.uint8, torch.int8)
 
 
@@ -119,20 +120,8 @@ def linear(
     input_scale: torch.Tensor | None = None,
     input_permutation: torch.Tensor | None = None,
 ) -> Linear:
-    """A module with a quantized weight, and its bias.
-
-    The decision's activation holds where the weight is quantized at all; a decision that the module
-    is plain was wrong then, and is noted.
-    """
-    if decision.action != "quantized":
-        parts.note(f"the configuration leaves it alone, but its weight is {weight.spec}")
-    elif (
-        decision.weight is not None
-        and not _alike(decision.weight, weight.spec)
-        # Where the scales did not fit this has been said already.
-        and not any(note.startswith("the configuration says") for note in parts.notes)
-    ):
-        parts.note(f"the configuration says {decision.weight}, the tensors are {weight.spec}")
+    """A module with a quantized weight, its bias, and what `settled` leaves of the decision."""
+    decision = settled(parts, decision, weight)
     return Linear(
         weight,
         parts.bias(weight.shape[0]),
@@ -142,6 +131,26 @@ def linear(
         input_permutation=input_permutation,
         notes=tuple(parts.notes),
     )
+
+
+def settled(parts: ModuleParts, decision: Decision, weight: QuantizedWeight) -> Decision:
+    """The decision in view of the weight; where it was another, that is noted.
+
+    What the configuration says of activations goes with weights of the type that it names. With
+    those of another type activations stay 16-bit.
+    """
+    said, found = decision.weight, weight.spec
+    if said is None:
+        parts.note(f"the configuration leaves it alone, but its weight is {found}")
+        return decision
+    # Where the scales did not fit this has been said already.
+    if not _alike(said, found) and not any(note.startswith(_SAYS) for note in parts.notes):
+        parts.note(f"{_SAYS} {said}, the tensors are {found}")
+    types = {said.dtype.kind.removeprefix("u"), found.dtype.kind.removeprefix("u")}
+    if decision.activation is not None and (len(types) > 1 or said.dtype.bits != found.dtype.bits):
+        parts.note(f"activations stay 16-bit: {decision.activation} is meant for {said}")
+        return replace(decision, activation=None)
+    return decision
 
 
 def _alike(one: WeightSpec, other: WeightSpec) -> bool:

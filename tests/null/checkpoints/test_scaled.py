@@ -141,6 +141,7 @@ def test_4_bit_floats_that_the_config_says_nothing_of() -> None:
     linear = read(Fp8, {**BLOCK, "scale_fmt": "ue8m0"}, tensors)
     np.testing.assert_array_equal(numbers(linear), values * scales.repeat(32, 1))
     assert any("mxfp4" in note for note in linear.notes)
+    assert str(linear.activation) == "fp8_g128_sue8m0"
 
 
 def test_signed_4_bit_integers_of_w4afp8() -> None:
@@ -211,6 +212,15 @@ def test_modules_that_are_not_listed_are_what_they_are() -> None:
     expected = weight.double().numpy() * blocks(stored.double().numpy(), 128, 128, (130, 130))
     np.testing.assert_array_equal(numbers(linear), expected)
     assert any("leaves it alone" in note for note in linear.notes)
+
+
+def test_activations_go_with_the_weights_that_they_are_meant_for() -> None:
+    weight = fp8(np.random.default_rng(15), 8, 64)
+    tensors = of_module(weight=weight, weight_scale=torch.tensor(0.5))
+    linear = read(ModelOpt, modelopt("NVFP4"), tensors)
+    np.testing.assert_array_equal(numbers(linear), weight.double().numpy() / 2)
+    assert linear.activation is None
+    assert any("stay 16-bit" in note for note in linear.notes)
 
 
 # -- gpt-oss ----------------------------------------------------------------------------------
