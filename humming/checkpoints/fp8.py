@@ -14,6 +14,7 @@ import torch
 from humming.checkpoints.config_keys import ConfigKeys
 from humming.checkpoints.decisions import Decision, Linear
 from humming.checkpoints.module_parts import (
+    E8M0,
     FLOATS,
     ModuleParts,
     as_matrix,
@@ -165,7 +166,7 @@ class Fp8:
 
     def _read_pairs(self, parts: ModuleParts, scale: str) -> QuantizedWeight:
         """Two codes in a byte: 4-bit floats where scales are ue8m0, else signed integers."""
-        if parts.dtype(scale) in (torch.uint8, torch.float8_e8m0fnu):
+        if parts.dtype(scale) in E8M0:
             return read_fp4(parts, ("weight", scale))
         if self._method != "w4afp8":
             raise parts.error(

@@ -13,7 +13,8 @@ from humming.formats import WeightSpec
 from humming.quantized import QuantizedWeight, as_bits, decode, pack_bits, unpack_bits
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-E8M0 = (torch.uint8, torch.float8_e8m0fnu)
+# Older torch has no dtype for exponents.
+E8M0 = (torch.uint8, getattr(torch, "float8_e8m0fnu", torch.uint8))
 """How ue8m0 scales are stored: as codes or as numbers."""
 
 _SCALE_TYPES: dict[torch.dtype, DataType] = {
@@ -122,7 +123,7 @@ def as_matrix(scale: torch.Tensor) -> torch.Tensor:
         scale = scale.flatten(1)
     if scale.ndim < 2:
         scale = scale.reshape(-1, 1)
-    if scale.dtype == torch.float8_e8m0fnu:
+    if scale.dtype == E8M0[1] and scale.dtype != torch.uint8:
         scale = scale.view(torch.uint8)
     return scale.contiguous()
 
