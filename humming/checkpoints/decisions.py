@@ -51,8 +51,7 @@ class Decision:
 class Linear:
     """A linear layer as a checkpoint holds it.
 
-    It computes `x[..., input_permutation] * input_scale` times the weight, plus the bias; an input
-    scale is in the order of the checkpoint's own inputs, so it is applied before the permutation.
+    It multiplies `(x * input_scale)[..., input_permutation]` with the weight and adds the bias.
 
     Attributes:
         weight: canonical where it is quantized, else [N, K] in 16 or 32 bits.
