@@ -16,21 +16,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from gguf_weights import Matrix, read_matrices
 from safetensors import safe_open
 from timing import environment
 
 import humming
 from humming import reference
+from humming.checkpoints.checkpoint import Checkpoint
+from humming.checkpoints.rounding import round_scales
 from humming.formats import WeightSpec
 from humming.problem import GemmProblem
-from humming.quantized import pack_bits
 
 FORMATS = ("int4_g32", "int4_g64", "int4_g128", "int4", "uint4_g64_zp")
 TOKENS = (1, 16, 200)
-FILE_FORMAT = "uint4_g32_fzp"
+# Of Q4_1 matrices, with zero points in float32.
+EXACT_FORMAT = WeightSpec.parse("uint4_g32_fzp_sfp32")
 
 
 def main() -> None:
@@ -42,8 +42,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     if arguments.gguf:
-        matrices = read_matrices(arguments.gguf)
-        rows += summarize("SmolLM2-135M", list(gguf_layers(matrices)))
+        rows += summarize("SmolLM2-135M", list(gguf_layers(arguments.gguf)))
     if arguments.safetensors:
         rows += summarize("all-MiniLM-L6-v2", list(safetensors_layers(arguments.safetensors)))
     for row in rows:
@@ -58,11 +57,17 @@ def main() -> None:
         arguments.output.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def gguf_layers(matrices: dict[str, Matrix]) -> Iterator[dict[str, Any]]:
-    """Rows of each matrix of a GGUF file, in the file's own codes and requantized."""
-    for matrix in matrices.values():
-        dense = torch.from_numpy(matrix.dense()).cuda()
-        yield from run_layer(dense, in_file_format(matrix))
+def gguf_layers(path: Path) -> Iterator[dict[str, Any]]:
+    """Rows of each Q4_1 matrix of a GGUF file, in the file's own codes and requantized."""
+    checkpoint = Checkpoint.open(path)
+    for module in checkpoint.modules():
+        # Embeddings and output have a vocabulary for their rows.
+        if not module.startswith("blk.") or checkpoint.decide(module).weight != EXACT_FORMAT:
+            continue
+        weight = checkpoint.read(module).weight
+        assert isinstance(weight, humming.QuantizedWeight)
+        dense = reference.dequantize(weight, torch.float32).cuda()
+        yield from run_layer(dense, round_scales(weight).to("cuda"))
         for name in FORMATS:
             yield from run_layer(dense, humming.quantize(dense, name))
 
@@ -76,20 +81,6 @@ def safetensors_layers(path: Path) -> Iterator[dict[str, Any]]:
                 if dense.dim() == 2:
                     for spec in FORMATS:
                         yield from run_layer(dense, humming.quantize(dense, spec))
-
-
-def in_file_format(matrix: Matrix) -> humming.QuantizedWeight:
-    """The codes of the file with its scales; zero points -m / d in float16."""
-    n, k = matrix.codes.shape
-    zeros = -matrix.minima.astype(np.float64) / np.where(matrix.scales == 0, 1, matrix.scales)
-    return humming.QuantizedWeight(
-        WeightSpec.parse(FILE_FORMAT),
-        (n, k),
-        pack_bits(torch.from_numpy(matrix.codes), 4).cuda(),
-        torch.from_numpy(matrix.scales.copy()).cuda(),
-        torch.from_numpy(zeros.astype(np.float16)).cuda(),
-        None,
-    )
 
 
 def run_layer(dense: torch.Tensor, weight: humming.QuantizedWeight) -> Iterator[dict[str, Any]]:
