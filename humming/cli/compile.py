@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from humming.cli.options import AllowUndocumented, AsJson, ProblemName
+from humming.cli.options import AllowUndocumented, AsJson, Model, ProblemName, Shapes
 from humming.cli.output import Output, print_table, seconds
 from humming.cli.shapes import wanted_shapes
 from humming.errors import UnsupportedError
@@ -26,12 +26,8 @@ def compile_kernels(
     ] = None,
     n: Annotated[int | None, typer.Option("-n", help="Out features.")] = None,
     k: Annotated[int | None, typer.Option("-k", help="In features.")] = None,
-    shapes: Annotated[
-        str | None, typer.Option(metavar="NxK,...", help="Several matrices instead of -n and -k.")
-    ] = None,
-    model: Annotated[
-        Path | None, typer.Option(help="The linear layers of a model: its folder or config.json.")
-    ] = None,
+    shapes: Shapes = None,
+    model: Model = None,
     m: Annotated[
         list[int] | None, typer.Option("-m", help="Tokens to be ready for; by default any.")
     ] = None,

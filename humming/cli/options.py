@@ -1,5 +1,6 @@
 """Options that several commands share, each spelled and explained once."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -30,4 +31,10 @@ BatchInvariant = Annotated[
 ]
 Fp16Accumulation = Annotated[
     bool, typer.Option("--fp16-accumulation", help="Sums in float16 are permitted.")
+]
+Shapes = Annotated[
+    str | None, typer.Option(metavar="NxK,...", help="Several matrices instead of -n and -k.")
+]
+Model = Annotated[
+    Path | None, typer.Option(help="The linear layers of a model: its folder or config.json.")
 ]

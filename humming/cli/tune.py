@@ -12,7 +12,9 @@ from humming.cli.options import (
     AsJson,
     BatchInvariant,
     Fp16Accumulation,
+    Model,
     ProblemName,
+    Shapes,
 )
 from humming.cli.output import Output, print_table
 from humming.cli.shapes import wanted_shapes
@@ -30,12 +32,8 @@ def tune_kernels(
     problem: ProblemName,
     n: Annotated[int | None, typer.Option("-n", "--n", help="Out features.")] = None,
     k: Annotated[int | None, typer.Option("-k", "--k", help="In features.")] = None,
-    shapes: Annotated[
-        str | None, typer.Option(metavar="NxK,...", help="Several matrices instead of -n and -k.")
-    ] = None,
-    model: Annotated[
-        Path | None, typer.Option(help="The linear layers of a model: its folder or config.json.")
-    ] = None,
+    shapes: Shapes = None,
+    model: Model = None,
     m: Annotated[
         str | None,
         typer.Option(
