@@ -9,12 +9,11 @@ the bits are compared with the reference first.
 """
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from timing import environment
+from timing import environment, save
 
 import humming
 from humming import reference
@@ -48,10 +47,8 @@ def main() -> None:
                     f" {row['of_copy']:>8.2f} {row['gb_per_s']:>7.0f}",
                     flush=True,
                 )
-    if arguments.output:
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        result = {"environment": environment(), "activations": rows}
-        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    result = {"environment": environment(), "activations": rows}
+    save(arguments.output, result)
 
 
 def measure(name: str, m: int, k: int, fuse: str | None) -> dict[str, Any]:

@@ -9,14 +9,13 @@ plainly and with dependent launch, cuBLAS in bfloat16 beside them in turns.
 """
 
 import argparse
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from timing import environment
+from timing import environment, save
 from weight_rows import dequantized_rows
 
 import humming
@@ -76,10 +75,8 @@ def main() -> None:
                     f"error {row['relative_error']:.1e}",
                     flush=True,
                 )
-    if arguments.output:
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        result = {"environment": environment(), "chains": rows}
-        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    result = {"environment": environment(), "chains": rows}
+    save(arguments.output, result)
 
 
 class Chain:

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from packing import time_packing
-from timing import Floor, environment
+from timing import Floor, environment, save
 
 import humming
 from humming import reference
@@ -67,9 +67,7 @@ def main() -> None:
         "dense": rows,
     }
     print(json.dumps({key: result[key] for key in ("compile", "packing", "host")}, indent=1))
-    if arguments.output:
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    save(arguments.output, result)
 
 
 def measure(problem: GemmProblem, tokens: list[int], floor: Floor) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ error of the quantization itself beside both. `uint4_g32_fzp` holds the very cod
 """
 
 import argparse
-import json
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from timing import environment
+from timing import environment, save
 
 import humming
 from humming import reference
@@ -51,10 +50,8 @@ def main() -> None:
             f"{row['matrices']:>4} matrices  error {row['error']:.2e}  bound {row['bound']:.2e}"
             f"  of the weights {row['weight_error']:.3f}  over the bound {row['over_bound']}"
         )
-    if arguments.output:
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        result = {"environment": environment(), "real_weights": rows}
-        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    result = {"environment": environment(), "real_weights": rows}
+    save(arguments.output, result)
 
 
 def gguf_layers(path: Path) -> Iterator[dict[str, Any]]:

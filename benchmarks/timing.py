@@ -4,6 +4,7 @@ How they time is in `humming.graphs`. Nothing here asserts.
 """
 
 import importlib.metadata
+import json
 import struct
 from pathlib import Path
 from typing import Any
@@ -55,3 +56,10 @@ def environment() -> dict[str, Any]:
         "versions": versions,
         "date": known["date"],
     }
+
+
+def save(path: Path | None, result: dict[str, Any]) -> None:
+    """Write a result as JSON, if a file is named."""
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1) + "\n")

@@ -12,14 +12,13 @@ fitted.
 """
 
 import argparse
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from timing import environment
+from timing import environment, save
 
 import humming
 from humming import reference
@@ -60,9 +59,7 @@ def main() -> None:
             for row in measure(operands, m, named):
                 rows.append(row)
     result = {"environment": environment(), "warpgroups": rows}
-    if arguments.output:
-        arguments.output.parent.mkdir(parents=True, exist_ok=True)
-        arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    save(arguments.output, result)
 
 
 class WeightCopies:
