@@ -158,22 +158,33 @@ def packing_time(n: int, k: int) -> dict[str, Any]:
 
 
 def host_time(n: int, k: int) -> dict[str, Any]:
-    """Microseconds of host time per eager call, of ours and of torch's linear layer at M = 1."""
+    """Microseconds of host time per eager call at M = 1, of ours and of torch's linear layer.
+
+    A layer that quantizes its activations launches two kernels in a call.
+    """
     linear = torch.nn.Linear(k, n, bias=False, device="cuda", dtype=torch.bfloat16)
-    ours = humming.QuantLinear.from_linear(linear, "int4_g128")
     x = torch.randn(1, k, device="cuda", dtype=torch.bfloat16)
-    found = {}
+    layers = {
+        "quant_linear_us": humming.QuantLinear.from_linear(linear, "int4_g128"),
+        "quant_linear_int8_us": humming.QuantLinear.from_linear(linear, "int8", "int8"),
+        "quant_linear_fp8_us": humming.QuantLinear.from_linear(linear, "fp8", "fp8"),
+        "torch_linear_us": linear,
+    }
     with torch.inference_mode():
-        for name, layer in (("quant_linear_us", ours), ("torch_linear_us", linear)):
-            times = []
-            for _ in range(20):
-                torch.cuda.synchronize()
-                start = time.perf_counter()
-                for _ in range(HOST_CALLS // 20):
-                    layer(x)
-                times.append((time.perf_counter() - start) / (HOST_CALLS // 20) * 1e6)
-            found[name] = statistics.median(times)
-    return {"n": n, "k": k, "m": 1, **found}
+        return {"n": n, "k": k, "m": 1, **{name: _host_us(f, x) for name, f in layers.items()}}
+
+
+def _host_us(layer: torch.nn.Module, x: torch.Tensor) -> float:
+    """The median of 20 runs of calls, the card idle before each."""
+    layer(x)  # composes and loads kernels
+    times = []
+    for _ in range(20):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(HOST_CALLS // 20):
+            layer(x)
+        times.append((time.perf_counter() - start) / (HOST_CALLS // 20) * 1e6)
+    return statistics.median(times)
 
 
 if __name__ == "__main__":
