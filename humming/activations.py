@@ -32,6 +32,9 @@ from humming.quantize_kernel import (
 )
 from humming.quantized import SCALE_TENSOR_DTYPES, unpack_bits
 
+FUSED_NONE = "none"
+"""What the operator takes where nothing is fused."""
+
 SOURCE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 """What `quantize_activation` takes."""
 
@@ -205,23 +208,40 @@ def quantize_activation(
             _refuse(f"quantizing on {device} for autograd", "it has no backward", _NO_GRAD)
         codes, scales, zeros = _run(x, name, kept, scale, zero, second_scale, device)
     else:
-        codes, scales, zeros = _QUANTIZE(x, name, kept, scale, zero, second_scale)
+        codes, scales, zeros = codes_of(x, name, kept, scale, zero, second_scale)
     k = x.shape[-1] // (2 if kept == "silu_mul" else 1)
     return QuantizedActivation(
         spec,
         (codes.shape[0], k),
         codes[:, : code_bytes(k, spec.dtype.bits)],
-        scales if scale is None else scale,
+        scales if scale is None else scale,  # type: ignore[arg-type]
         None if spec.symmetric else zeros if zero is None else zero,
         second_scale,
     )
+
+
+def codes_of(
+    x: torch.Tensor,
+    name: str,
+    fuse: str = FUSED_NONE,
+    scale: torch.Tensor | None = None,
+    zero: torch.Tensor | None = None,
+    second_scale: torch.Tensor | None = None,
+) -> "_Made":
+    """Codes with the bytes between rows, scales and zeros; None or empty what is not computed.
+
+    What has been checked is quantized by the operator where someone looks at operators.
+    """
+    if runtime.is_plain(x):
+        return _run(x, name, fuse, scale, zero, second_scale)
+    made: _Made = _QUANTIZE(x, name, fuse, scale, zero, second_scale)
+    return made
 
 
 # What `torch.compiler.disable` sets; that would import all of torch's compiler, for seconds. A
 # traced graph cannot hold a format, and the result has one.
 quantize_activation._torchdynamo_disable = True  # type: ignore[attr-defined]
 
-FUSED_NONE = "none"
 _NO_GRAD = "Use torch.no_grad()."
 
 
@@ -239,8 +259,13 @@ class _Quantization:
     """One format, input type, K and device: kernels for few rows and for many."""
 
     def __init__(self, name: str, dtype: torch.dtype, fuse: str, k: int, index: int, device: Any):
-        self._arguments = ActivationSpec.parse(name), DataType.parse(dtype), fuse, k
-        self._index = index
+        spec = ActivationSpec.parse(name)
+        self._arguments = spec, DataType.parse(dtype), fuse, k
+        self._index, self._k = index, k
+        self._row_bytes = row_bytes(k, spec.dtype.bits)
+        self._scale_columns = 0 if spec.granularity == "tensor" else scale_columns(spec, k)
+        self._scale_dtype = SCALE_TENSOR_DTYPES[spec.scale_dtype]
+        self._has_zeros = bool(self._scale_columns) and not spec.symmetric
         self._caps = plugins.capabilities(index if device is None else device)
         if device is not None:
             runtime.check_place(self._caps, index, "quantizing")
@@ -260,18 +285,30 @@ class _Quantization:
             found = self._plans[size] = plan, kernel
         return found
 
-    def launch(self, rows: torch.Tensor, tensors: dict[str, torch.Tensor | None]) -> None:
+    def empty(self, rows: torch.Tensor) -> "_Made":
+        """Codes, scales and zeros of rows, not yet written; None what is not computed."""
+        m, device = rows.shape[0], rows.device
+        codes = torch.empty((m, self._row_bytes), dtype=torch.uint8, device=device)
+        scales = zeros = None
+        if self._scale_columns:
+            found = m, self._scale_columns
+            scales = torch.empty(found, dtype=self._scale_dtype, device=device)
+            if self._has_zeros:
+                zeros = torch.empty(found, dtype=torch.int8, device=device)
+        return codes, scales, zeros
+
+    def launch(self, rows: torch.Tensor, tensors: "_Tensors") -> None:
         """Enqueues the kernel for rows [m, k] or [m, 2k], m above 0."""
-        m, k = rows.shape[0], self._arguments[3]
+        (m, width), k = rows.shape, self._k
         plan, kernel = self.plan(m)
-        at = {name: 0 if t is None else t.data_ptr() for name, t in tensors.items()}
+        x_at = rows.data_ptr()
         stride = rows.stride(0) if m > 1 else 0
-        width = rows.element_size()
-        starts = rows.data_ptr() | stride * width | (k * width if rows.shape[1] > k else 0)
+        value_bytes = rows.element_size()
+        starts = x_at | stride * value_bytes | (k * value_bytes if width > k else 0)
         aligned = starts % 16 == 0
         params = _PARAMS.pack(
-            rows.data_ptr(),
-            *at.values(),
+            x_at,
+            *map(runtime.address_of, tensors),
             stride,
             plan.row_bytes,
             m,
@@ -283,9 +320,8 @@ class _Quantization:
         )
         grid, block = plan.grid(m), (plan.config.threads, 1, 1)
         if self._index < 0:
-            kernel.launch(
-                grid, block, params, 0, self._pdl, buffers=_buffers({"x": rows, **tensors})
-            )
+            named = dict(zip(_TENSORS, (rows, *tensors), strict=True))
+            kernel.launch(grid, block, params, 0, self._pdl, buffers=_buffers(named))
         elif torch.cuda.current_device() == self._index:
             stream = runtime.current_stream(self._index)
             kernel.launch(grid, block, params, stream, self._pdl)
@@ -311,7 +347,9 @@ def _buffers(tensors: dict[str, torch.Tensor | None]) -> list[Buffer]:
     ]
 
 
-_Made = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+_TENSORS = ("x", "scale", "zero", "second_scale", "codes", "scales", "zeros")
+_Tensors = tuple[torch.Tensor | None, ...]  # those behind x
+_Made = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 _quantizations: dict[tuple[Any, ...], _Quantization] = {}
 
 
@@ -324,36 +362,27 @@ def _run(
     second_scale: torch.Tensor | None,
     device: str | None = None,
 ) -> _Made:
-    """Codes with the bytes between rows, scales and zeros; empty what is not computed."""
-    codes, scales, zeros = made = _empty(x, spec, fuse)
-    if not codes.numel():
-        return made
-    k = x.shape[-1] // (2 if fuse == "silu_mul" else 1)
-    key = (spec, x.dtype, fuse, k, x.get_device(), device)
+    if not x.numel():
+        return _empty(x, spec, fuse)
+    width, index = x.shape[-1], x.get_device()
+    key = (spec, x.dtype, fuse, width, index, device)
     quantization = _quantizations.get(key)
     if quantization is None:
         _check_device(x)
-        quantization = _quantizations[key] = _Quantization(
-            spec, x.dtype, fuse, k, x.get_device(), device
-        )
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-    if rows.stride(1) != 1 and rows.shape[1] > 1:
+        k = width // (2 if fuse == "silu_mul" else 1)
+        quantization = _quantizations[key] = _Quantization(spec, x.dtype, fuse, k, index, device)
+    rows = x if x.dim() == 2 else x.reshape(-1, width)
+    if rows.stride(1) != 1 and width > 1:
         rows = rows.contiguous()
-    quantization.launch(
-        rows,
-        {
-            "scale": scale,
-            "zero": zero,
-            "second_scale": second_scale,
-            "codes": codes,
-            "scales": scales if scales.numel() else None,
-            "zeros": zeros if zeros.numel() else None,
-        },
-    )
+    made = codes, scales, zeros = quantization.empty(rows)
+    quantization.launch(rows, (scale, zero, second_scale, codes, scales, zeros))
     return made
 
 
-def _empty(x: torch.Tensor, name: str, fuse: str) -> _Made:
+def _empty(
+    x: torch.Tensor, name: str, fuse: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What the operator returns, not yet written; empty what is not computed."""
     _, spec = _named(name)
     k = x.shape[-1] // (2 if fuse == "silu_mul" else 1)
     m = x.numel() // x.shape[-1]
@@ -474,7 +503,7 @@ def _fake(
     scale: torch.Tensor | None,
     zero: torch.Tensor | None,
     second_scale: torch.Tensor | None,
-) -> _Made:
+) -> tuple[torch.Tensor, ...]:
     _check(x, _named(spec)[1], scale, zero, second_scale, fuse)
     return _empty(x, spec, fuse)
 
@@ -486,8 +515,9 @@ def _on_device(
     scale: torch.Tensor | None,
     zero: torch.Tensor | None,
     second_scale: torch.Tensor | None,
-) -> _Made:
-    return _run(x, spec, fuse, scale, zero, second_scale)
+) -> tuple[torch.Tensor, ...]:
+    made = _run(x, spec, fuse, scale, zero, second_scale)
+    return tuple(x.new_empty((0, 0), dtype=torch.int8) if t is None else t for t in made)
 
 
 def _backward(context: Any, *gradients: Any) -> NoReturn:

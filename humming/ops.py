@@ -18,7 +18,7 @@ from humming.formats import ActivationSpec, WeightSpec
 from humming.packing import PackedWeight, check_packed
 from humming.problem import GemmProblem
 from humming.quantized_ops import described, matmul_quantized, multiply_quantized
-from humming.runtime import Gemm, Operands, extent_bytes
+from humming.runtime import Gemm, Operands, extent_bytes, is_plain
 
 ACTIVATION_DTYPES = (torch.float16, torch.bfloat16)
 """What `matmul` takes as activations."""
@@ -196,7 +196,7 @@ def multiply(
             _refuse(f"a product in {out_dtype}", f"out is {out.dtype}", "Leave out_dtype away.")
         return _run(x, operands, weight, *shape, out_dtype, out, device)
     if out is None:
-        if _is_plain(x, operands.bias):
+        if is_plain(x, operands.bias):
             return _run(x, operands, weight, *shape, out_dtype)
         result: torch.Tensor = _MATMUL(x, *operands, weight, *shape, out_dtype)
         return result
@@ -206,24 +206,6 @@ def multiply(
         _refuse("a product into `out` for autograd", "it has no backward", _NO_GRAD)
     _MATMUL_OUT(x, *operands, weight, *shape, out=out)
     return out
-
-
-def _is_plain(x: torch.Tensor, bias: torch.Tensor | None) -> bool:
-    """Whether an operator would do nothing but call what it is made of.
-
-    No one traces, counts or differentiates. Then the detour through torch's dispatcher, which
-    takes longer on the host than all the rest, can be left out.
-    """
-    return (
-        not torch.compiler.is_compiling()
-        and type(x) is torch.Tensor
-        and x.is_cuda
-        and not (
-            torch.is_grad_enabled()
-            and (x.requires_grad or (bias is not None and bias.requires_grad))
-        )
-        and torch._C._len_torch_dispatch_stack() == 0
-    )
 
 
 _Format = tuple[str, str, int, tuple[int, int], str, str, str]

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from humming import plugins, runtime
-from humming.activations import FUSED_NONE, QuantizedActivation, quantize_activation
+from humming.activations import QuantizedActivation, codes_of, quantize_activation
 from humming.dtypes import DataType
 from humming.errors import UnsupportedError
 from humming.formats import ActivationSpec, WeightSpec
@@ -20,7 +20,7 @@ from humming.lowering import packed_bits
 from humming.packing import PackedWeight
 from humming.problem import GemmProblem, default_out_dtype
 from humming.quantize_kernel import code_bytes, row_bytes
-from humming.runtime import Gemm, Operands, TokenScales
+from humming.runtime import Gemm, Operands, TokenScales, is_plain
 
 _NO_GRAD = "Use torch.no_grad()."
 
@@ -65,7 +65,10 @@ def matmul_quantized(
         *(w.codes, w.scales, w.zeros, w.second_scale, sums, bias),
         *(*_names(q.spec, w.spec), *w.shape, out_dtype),
     )
-    out = _OPERATOR(*arguments) if device is None else _run(*arguments, device=device)
+    if device is None and not is_plain(codes, bias):
+        out = _OPERATOR(*arguments)
+    else:
+        out = _run(*arguments, device=device)
     result: torch.Tensor = out.view(*leading, w.shape[0])
     return result
 
@@ -96,10 +99,10 @@ def multiply_quantized(
         )
     if not x.is_floating_point() or x.element_size() > 4:
         _refuse(f"activations of {x.dtype}", "they are no floats of 16 or 32 bits", "Cast them.")
-    quantize = torch.ops.humming.quantize_activation.default
-    codes, scales, zeros = quantize(x, activation, FUSED_NONE, None, None, None)
-    made = (codes, scales, zeros if zeros.numel() else None, None)
-    out = _OPERATOR(*made, *weight, bias, activation, weight_format, *shape, out_dtype or x.dtype)
+    codes, scales, zeros = codes_of(x, activation)
+    made = codes, scales, zeros if zeros is not None and zeros.numel() else None, None
+    run: Any = _run if is_plain(x, bias) else _OPERATOR
+    out = run(*made, *weight, bias, activation, weight_format, *shape, out_dtype or x.dtype)
     result: torch.Tensor = out.view(*x.shape[:-1], shape[0])
     return result
 

@@ -227,7 +227,7 @@ class Kernel:
         if tokens is not None:
             k = self.plan.problem.k
             x_groups = tokens.scales.shape[1]
-            x_scales_at, x_zeros_at, x_second_at, row_sums_at = map(_address, tokens)
+            x_scales_at, x_zeros_at, x_second_at, row_sums_at = map(address_of, tokens)
         params = _PARAMS.pack(
             x_at,
             x_scales_at,
@@ -439,6 +439,24 @@ def current_stream(index: int) -> int:
     return 0 if index < 0 else _current_stream(index)
 
 
+def is_plain(x: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
+    """Whether an operator would do nothing but call what it is made of.
+
+    No one traces, counts or differentiates. Then the detour through torch's dispatcher, which
+    takes longer on the host than all the rest, can be left out.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and type(x) is torch.Tensor
+        and x.is_cuda
+        and not (
+            torch.is_grad_enabled()
+            and (x.requires_grad or (bias is not None and bias.requires_grad))
+        )
+        and torch._C._len_torch_dispatch_stack() == 0
+    )
+
+
 def check_place(caps: DeviceCapabilities, index: int, doing: str = "a product") -> None:
     """Refuses a device that is not where the tensors are; `doing` is what is to be done there."""
     here = runs_on_host(caps) if index < 0 else plugins.capabilities(index).name == caps.name
@@ -463,7 +481,8 @@ def _device(caps: DeviceCapabilities, index: int) -> _Device:
         return _devices[key]
 
 
-def _address(tensor: torch.Tensor | None) -> int:
+def address_of(tensor: torch.Tensor | None) -> int:
+    """Where a tensor lies; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
