@@ -25,13 +25,12 @@ BF16_ROUNDOFF, FP16_ROUNDOFF = 2.0**-8, 2.0**-11
 def main() -> int:
     """Rewrite or check the tables."""
     dense, formats = load("h200_dense.json"), load("h200_formats.json")
-    earlier = load("h200_formats_earlier.json")  # formats that the newer run left out
     # Above, kernels have changed since the other shapes were measured.
     dense["dense"] = [row for row in dense["dense"] if row["m"] <= max(README_TOKENS)]
     activations, real = load("h200_activations.json"), load("h200_real_weights.json")
     peers = load("h200_peers.json") if (RESULTS / "h200_peers.json").exists() else None
-    page_text = page(dense, formats, earlier, activations, real)
-    readme_text = readme(dense, formats, earlier, real)
+    page_text = page(dense, formats, activations, real)
+    readme_text = readme(dense, formats, real)
     written = {}
     if peers:
         page_text += "\n\n" + "\n".join(regimes.page(peers))
@@ -70,9 +69,7 @@ def machine(result: dict[str, Any]) -> str:
     )
 
 
-def readme(
-    dense: dict[str, Any], formats: dict[str, Any], earlier: dict[str, Any], real: dict[str, Any]
-) -> str:
+def readme(dense: dict[str, Any], formats: dict[str, Any], real: dict[str, Any]) -> str:
     """The README's tables: small batches beside cuBLAS and the floor, formats, real weights."""
     lines = [
         f"int4_g128 x bf16 on one {machine(dense)}: µs a call, in CUDA graphs over",
@@ -96,8 +93,6 @@ def readme(
         "next table has them for one shape.",
         "",
         *format_table(formats),
-        "",
-        *format_table(earlier),
     ]
     models = {row["model"]: row["matrices"] for row in real["real_weights"]}
     told = " and ".join(f"{count} matrices of {model}" for model, count in models.items())
@@ -147,7 +142,6 @@ def short(name: str) -> str:
 def page(
     dense: dict[str, Any],
     formats: dict[str, Any],
-    earlier: dict[str, Any],
     activations: dict[str, Any],
     real: dict[str, Any],
 ) -> str:
@@ -162,29 +156,27 @@ def page(
         "",
         *dense_table(formats["dense"]),
         "",
-        f"Earlier, {machine(earlier)}:",
-        "",
-        *dense_table(earlier["dense"]),
-        "",
         f"## Quantizing activations\n\n{machine(activations)}. From bfloat16, beside torch's copy",
         "of as many bytes as are read and written.",
         "",
         *activation_table(activations["activations"]),
     ]
-    host, packing = dense["host"], dense["packing"]
+    host, packing = formats["host"], formats["packing"]
     lines += [
         "",
         "## Beside the products",
         "",
         f"- Packing {packing['n']} x {packing['k']} {packing['format']}: {packing['ms']:.1f} ms.",
         f"- Host time of an eager call at M = 1, {host['n']} x {host['k']}: `QuantLinear` "
-        f"{host['quant_linear_us']:.1f} µs, `torch.nn.Linear` {host['torch_linear_us']:.1f} µs.",
+        f"{host['quant_linear_us']:.1f} µs, with activations quantized to int8 or fp8 in the call "
+        f"{host['quant_linear_int8_us']:.1f} and {host['quant_linear_fp8_us']:.1f} µs, "
+        f"`torch.nn.Linear` {host['torch_linear_us']:.1f} µs.",
         "- Compiling a kernel, without a cache:",
         "",
         "| M | tile | seconds |",
         "|---|---|---|",
     ]
-    for kernel in dense["compile"]:
+    for kernel in formats["compile"]:
         low, high = kernel["m_range"]
         lines.append(f"| {low} to {high or '...'} | {kernel['tile']} | {kernel['seconds']:.2f} |")
     lines += [
