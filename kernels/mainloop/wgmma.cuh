@@ -96,7 +96,12 @@ struct WgmmaMainloop {
   // bricks of a stage each, so that one row block's partial sums are enough.
   static constexpr int kPasses = kPartial ? kRowBlocks : 1;
   static constexpr int kSide = kRowBlocks / kPasses;
-  using Products = Product[kSide][kTokenTiles][4];
+  // Partial sums are those of two halves of the tokens: while one is multiplied, the sums of the
+  // other are added to the accumulators.
+  static constexpr int kHalves = kPartial && kTokenTiles >= 16 ? 2 : 1;
+  static constexpr int kHalfTiles = kTokenTiles / kHalves;
+  static constexpr int kRunGroups = 2;
+  using Products = Product[kSide * kHalves][kHalfTiles][4];
   // What is opened together: the bricks that share a box of tokens.
   static constexpr int kUnitK = Stages::kBoxK;
   static constexpr int kUnitBricks = kUnitK / 64;
@@ -203,6 +208,8 @@ struct WgmmaMainloop {
     }
 
     // Goes to the next unit: of this pass, of the next one, or of the next stage. False at the end.
+    // kSure: whether there is one for sure.
+    template <bool kSure>
     __device__ bool advance() {
       if (++unit == kUnits) {
         unit = 0;
@@ -210,7 +217,7 @@ struct WgmmaMainloop {
           pass = 0;
           done = ring.empty + 8 * ring.slot;
           step += kStageSteps;
-          if (--stages == 0) return false;
+          if (--stages == 0 && !kSure) return false;
           ring.advance();
           ring.wait_full();
         }
@@ -264,9 +271,9 @@ struct WgmmaMainloop {
     }
   }
 
-  // Multiplies the fragments of a place, which belong to steps [kStep, kEnd) of a unit. `adds` is
-  // false where sums begin.
-  template <int kPlace, int kStep, int kEnd>
+  // Multiplies the fragments of a place, which belong to steps [kStep, kEnd) of a unit, with a half
+  // of the tokens. `adds` is false where sums begin.
+  template <int kPlace, int kStep, int kEnd, int kHalf = 0>
   static __device__ void multiply(Consumer& c, Products& sums, bool adds) {
 #pragma unroll
     for (int step = kStep; step < kEnd; ++step) {
@@ -274,32 +281,39 @@ struct WgmmaMainloop {
       for (int block = 0; block < kSide; ++block) ptx::keep(c.a[kPlace][step - kStep][block]);
     }
     ptx::wgmma_fence();
+    constexpr int kFirstToken = kHalf * kHalfTiles * kTileTokens;
 #pragma unroll
     for (int step = kStep; step < kEnd; ++step) {
 #pragma unroll
       for (int block = 0; block < kSide; ++block) {
-        C::Mma::fma(sums[block], c.a[kPlace][step - kStep][block],
-                    c.tokens + ptx::wgmma_descriptor_step(32 * step), adds || step > kStep);
+        C::Mma::fma(sums[block + kHalf], c.a[kPlace][step - kStep][block],
+                    c.tokens + ptx::wgmma_descriptor_step(128 * kFirstToken + 32 * step),
+                    adds || step > kStep);
       }
     }
     ptx::wgmma_commit();
   }
 
-  // While products are under way, goes on to what the next turn multiplies. Those of the turn before
-  // must have ended before their fragments are replaced, and before their stage is.
-  // kOtherRead: whether a product that was under way before the last turn may read the other place.
-  template <int kPlace, int kPart, bool kOtherRead>
-  static __device__ bool prepare(Consumer& c) {
-    constexpr int kNext = (kPart + 1) % kParts * kTurnSteps;
-    ptx::wgmma_wait<1>();
+  // Where all products but those of the last turn have ended, so that the other place is free, and
+  // the stage before, if they were the last to read it.
+  // kOtherRead: whether one of them may have read the other place.
+  template <int kPlace, bool kOtherRead>
+  static __device__ void release(Consumer& c) {
     if constexpr (kOtherRead) hold<1 - kPlace>(c);
     if (c.done != 0) {
       Stages::leave(c.done, c.lane);
       c.done = 0;
     }
-    const bool more = kPart + 1 < kParts || c.advance();
-    if (more) c.template fill<1 - kPlace, kNext, kNext + kTurnSteps>();
-    return more;
+  }
+
+  // Goes on to what the next turn multiplies, and makes its fragments in the other place.
+  // kSure: whether there is a next turn for sure.
+  template <int kPlace, int kPart, bool kSure = false>
+  static __device__ bool prepare(Consumer& c) {
+    constexpr int kNext = (kPart + 1) % kParts * kTurnSteps;
+    const bool more = kPart + 1 < kParts || c.template advance<kSure>();
+    if (kSure || more) c.template fill<1 - kPlace, kNext, kNext + kTurnSteps>();
+    return kSure || more;
   }
 
   // What the sums of a group are scaled with, and where they go.
@@ -319,17 +333,19 @@ struct WgmmaMainloop {
     }
   };
 
-  // Adds the finished sums of a group, times its scales, to the accumulators of its row block, which
-  // is kPass or one behind. No loop finds it, for an index would put accumulators into memory.
-  template <int kPass>
+  // Adds the finished sums of a half of a group, times its scales, to the accumulators of its row
+  // block, which is kPass or one behind. No loop finds it, for an index would put accumulators into
+  // memory.
+  template <int kHalf, int kPass = 0>
   static __device__ void flush(const TokenScales& token_scales, const Group& group,
                                const Products& sums, Accumulators& acc) {
     if constexpr (kPass + 1 < kPasses) {
-      if (group.pass != kPass) return flush<kPass + 1>(token_scales, group, sums, acc);
+      if (group.pass != kPass) return flush<kHalf, kPass + 1>(token_scales, group, sums, acc);
     }
     const int lane = threadIdx.x % 32;
+    constexpr int kFirst = kHalf * kHalfTiles;
 #pragma unroll
-    for (int tile = 0; tile < kTokenTiles; ++tile) {
+    for (int tile = kFirst; tile < kFirst + kHalfTiles; ++tile) {
       float tokens[2];
       if constexpr (C::kTokenGroupK != 0) {
         const int first = kTileTokens * tile + Places::token(lane, 0);
@@ -342,49 +358,99 @@ struct WgmmaMainloop {
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        float sum = float(sums[0][tile][i]);
+        float sum = float(sums[kHalf][tile - kFirst][i]);
         if constexpr (C::kTokenGroupK != 0) sum *= tokens[Places::column(i)];
         acc[kPass][tile][i] += sum * group.factors[Places::half(i)];
       }
     }
+    // Here, not where the compiler finds it convenient: their registers are to be used again.
+    ptx::keep_sums(acc[kPass]);
   }
 
   // The turns of a group from kTurn on; returns whether there is another group.
-  template <int kPlace, int kPart, int kTurn>
+  // kOwes: whether sums of the second half of the `last` group are still to be added.
+  // kOwed: whether those of this one may stay so, and there is another group.
+  template <int kPlace, int kPart, int kTurn, bool kOwes, bool kOwed>
   static __device__ bool turns(const TokenScales& token_scales, Consumer& c, const Group& group,
-                               Products& sums, Accumulators& acc) {
-    multiply<kPlace, kPart * kTurnSteps, (kPart + 1) * kTurnSteps>(c, sums, kTurn > 0);
-    const bool more = prepare<kPlace, kPart, (kTurn > 0)>(c);
-    if constexpr (kTurn + 1 < kGroupTurns) {
-      return turns<1 - kPlace, (kPart + 1) % kParts, kTurn + 1>(token_scales, c, group, sums, acc);
+                               const Group& last, Products& sums, Accumulators& acc) {
+    constexpr int kStep = kPart * kTurnSteps, kEnd = kStep + kTurnSteps;
+    multiply<kPlace, kStep, kEnd>(c, sums, kTurn > 0);
+    if constexpr (kOwes && kTurn == 0) {
+      ptx::wgmma_wait<1>();
+      add<1>(token_scales, last, sums, acc);
+      release<kPlace, true>(c);
+    }
+    if constexpr (kHalves == 2) multiply<kPlace, kStep, kEnd, 1>(c, sums, kTurn > 0);
+    if constexpr (!kOwes || kTurn > 0) {
+      ptx::wgmma_wait<kHalves>();
+      release<kPlace, (kTurn > 0)>(c);
+    }
+    constexpr bool kEnds = kTurn + 1 == kGroupTurns;
+    const bool more = prepare < kPlace, kPart, !kEnds || kOwed > (c);
+    if constexpr (!kEnds) {
+      return turns<1 - kPlace, (kPart + 1) % kParts, kTurn + 1, kOwes, kOwed>(
+          token_scales, c, group, last, sums, acc);
     } else {
-      ptx::wgmma_wait<0>();
-      hold<kPlace>(c);
-      ptx::keep_sums(sums[0]);
-      flush<0>(token_scales, group, sums, acc);
+      ptx::wgmma_wait<kHalves - 1>();
+      if constexpr (kHalves == 1) hold<kPlace>(c);
+      add<0>(token_scales, group, sums, acc);
+      if constexpr (kHalves == 2 && !kOwed) {
+        ptx::wgmma_wait<0>();
+        hold<kPlace>(c);
+        add<1>(token_scales, group, sums, acc);
+      }
       return more;
     }
   }
 
-  // One turn, or those of a group, after the other until place and part are those of the beginning
-  // again; returns whether there is more.
-  template <int kPlace, int kPart>
-  static __device__ bool cycle(const TokenScales& token_scales, Consumer& c, Products& sums,
-                               Accumulators& acc) {
-    bool more;
-    if constexpr (kPartial) {
-      const Group group(c, kPart * kTurnSteps);
-      more = turns<kPlace, kPart, 0>(token_scales, c, group, sums, acc);
-    } else {
-      multiply<kPlace, kPart * kTurnSteps, (kPart + 1) * kTurnSteps>(c, acc, true);
-      more = prepare<kPlace, kPart, true>(c);
-    }
+  // Adds the sums of a half, whose products have ended.
+  template <int kHalf>
+  static __device__ void add(const TokenScales& token_scales, const Group& group, Products& sums,
+                             Accumulators& acc) {
+    ptx::keep_sums(sums[kHalf]);
+    flush<kHalf>(token_scales, group, sums, acc);
+  }
+
+  // Stages whose groups owe one another their second halves. They come without a branch between
+  // them, and end without debts: the assembler does not see beyond a branch which products have ended,
+  // and would wait for each.
+  static constexpr int kStageGroups =
+      kPartial ? kPasses * kStageSteps / (kGroupSteps * kGroupUnits) : 1;
+  static constexpr int kRunStages = kHalves == 2 ? max_of(kRunGroups / kStageGroups, 1) : 0;
+
+  // kLeft groups one after the other, all but the last sure of another; at least as many as bring
+  // place and part back to those of the beginning, if there are so many. Returns whether there are
+  // more.
+  template <int kPlace, int kPart, int kLeft, bool kOwes = false>
+  static __device__ bool groups(const TokenScales& token_scales, Consumer& c, const Group& last,
+                                Products& sums, Accumulators& acc) {
+    constexpr bool kOwed = kLeft > 1;
+    const Group group(c, kPart * kTurnSteps);
+    const bool more =
+        turns<kPlace, kPart, 0, kOwes, kOwed>(token_scales, c, group, last, sums, acc);
     constexpr int kNextPlace = (kPlace + kGroupTurns) % 2,
                   kNextPart = (kPart + kGroupTurns) % kParts;
-    if constexpr (kNextPlace == 0 && kNextPart == 0) {
+    if constexpr (kOwed || kNextPlace != 0 || kNextPart != 0) {
+      constexpr int kNextLeft = max_of(kLeft - 1, 1);
+      return more &&
+             groups<kNextPlace, kNextPart, kNextLeft, kOwed>(token_scales, c, group, sums, acc);
+    } else {
+      return more;
+    }
+  }
+
+  // The same without groups, turn after turn.
+  template <int kPlace, int kPart>
+  static __device__ bool cycle(Consumer& c, Accumulators& acc) {
+    multiply<kPlace, kPart * kTurnSteps, (kPart + 1) * kTurnSteps>(c, acc, true);
+    ptx::wgmma_wait<1>();
+    release<kPlace, true>(c);
+    const bool more = prepare<kPlace, kPart>(c);
+    constexpr int kNextPart = (kPart + 1) % kParts;
+    if constexpr (kPlace == 1 && kNextPart == 0) {
       return more;
     } else {
-      return more && cycle<kNextPlace, kNextPart>(token_scales, c, sums, acc);
+      return more && cycle<1 - kPlace, kNextPart>(c, acc);
     }
   }
 
@@ -395,13 +461,22 @@ struct WgmmaMainloop {
     const TokenScales token_scales(p, tile_m);
     if constexpr (kPartial) {
       Products sums;
-      ptx::keep_sums(sums[0]);
-      while (cycle<0, 0>(token_scales, c, sums, acc)) {
+#pragma unroll
+      for (auto& half : sums) ptx::keep_sums(half);
+      const Group none(c, 0);
+      bool more = true;
+      if constexpr (kRunStages > 0) {
+        constexpr int kGroups = kRunStages * kStageGroups;
+        static_assert(kGroups * kGroupTurns % 2 == 0, "slot mainloop: runs begin at one place");
+        while (more && c.stages >= kRunStages) {
+          more = groups<0, 0, kGroups>(token_scales, c, none, sums, acc);
+        }
       }
+      while (more) more = groups<0, 0, 1>(token_scales, c, none, sums, acc);
     } else {
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) ptx::keep_sums(acc[block]);
-      while (cycle<0, 0>(token_scales, c, acc, acc)) {
+      while (cycle<0, 0>(c, acc)) {
       }
       ptx::wgmma_wait<0>();
       hold<0>(c);
