@@ -20,7 +20,7 @@ from filelock import FileLock
 
 from humming import env
 from humming.dtypes import suggest
-from humming.errors import CompileError
+from humming.errors import CompileError, warn_once
 
 Version = tuple[int, int]
 
@@ -190,7 +190,7 @@ class KernelCache:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError) as error:
-            _LOG.warning("cached kernel %s cannot be used (%s)", path, error)
+            warn_once(_LOG, f"cached kernel {path} cannot be used ({error})")
             return None
         return entry
 
@@ -275,9 +275,10 @@ class KernelCache:
             lock.release()
 
     def _warn_unwritable(self, error: OSError) -> None:
-        _LOG.warning(
-            "the kernel cache %s cannot be written (%s), so each process compiles for itself; "
-            "set HUMMING_CACHE_DIR to a writable directory",
-            self.directory,
-            error,
+        # Each file in it has an error of its own, and they all have one cause.
+        why = error.strerror or str(error)
+        warn_once(
+            _LOG,
+            f"the kernel cache {self.directory} cannot be written ({why}), so each process "
+            "compiles for itself; set HUMMING_CACHE_DIR to a writable directory",
         )

@@ -27,7 +27,7 @@ from typing import Any
 from filelock import FileLock
 
 from humming import env
-from humming.errors import UnsupportedError
+from humming.errors import UnsupportedError, warn_once
 from humming.formats import ActivationSpec, WeightSpec
 from humming.problem import GemmProblem
 from humming.tiles import TileConfig
@@ -438,7 +438,7 @@ def _records(row: str, named: tuple[Path, ...], places: tuple[Path, ...]) -> Rec
         files += _read(row, place, strict=False)
     for file in files:
         for why in file.refused:
-            _LOG.warning("%s", why)
+            warn_once(_LOG, why)
     return Records(files)
 
 

@@ -154,8 +154,10 @@ def test_no_record_is_refused_where_it_is_named_and_warned_of_elsewhere(
     own.parent.mkdir(parents=True)
     own.write_text(text)
     with caplog.at_level(logging.WARNING):
-        assert not records_for("h200").of(PROBLEM)
-    assert why in caplog.text
+        for _ in range(2):  # as a tuner does, which has files read again that it has written
+            assert not records_for("h200").of(PROBLEM)
+            tuned.forget()
+    assert caplog.text.count(why) == 1
 
 
 def _changed(**values: Any) -> Any:
