@@ -179,6 +179,7 @@ def test_refuses_parts_that_do_not_fit(changes: dict[str, object], message: str)
 
 # --- requests -------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize(
     ("x", "spec", "arguments", "message"),
     [
