@@ -65,6 +65,10 @@ class CompileError(HummingError):
         return "\n".join(parts)
 
 
+class WrongResultError(HummingError):
+    """No kernel computes what the reference does: a defect, of humming or of the device."""
+
+
 class PluginError(HummingError):
     """A device plugin is broken; the message names plugin, distribution and hook."""
 

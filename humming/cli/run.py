@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from humming.cli.exits import CHECK_FAILED, status_of
+from humming.cli.exits import CHECK_FAILED, status_of_all
 from humming.cli.options import DEFAULT_DEVICE, AllowUndocumented, AsJson
 from humming.cli.output import Output, print_table, seconds
 from humming.cli.weights import MatrixSource, file_matrices, random_matrix
@@ -116,7 +116,7 @@ def run(
 
     out.emit(payload, render)
     if failures:
-        raise typer.Exit(max(map(status_of, failures.values())))
+        raise typer.Exit(status_of_all(failures.values()))
     if not passed:
         raise typer.Exit(CHECK_FAILED)
 
