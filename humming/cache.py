@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,6 +219,11 @@ class KernelCache:
         # Without a compiler nothing says which major version the driver is of.
         newest_first = sorted(keys, key=key_version, reverse=True)
         return next((entry for key in newest_first if (entry := self.load(key))), None)
+
+    def others(self, keys: Iterable[str]) -> list[Path]:
+        """Returns the files of all kernels but those of some keys."""
+        known = set(keys)
+        return sorted(p for p in self.directory.glob("*.kernel") if p.stem not in known)
 
     def store(self, entry: CacheEntry) -> None:
         """Writes a kernel so that a reader sees all of it or nothing, even after a crash."""
