@@ -30,7 +30,7 @@ from humming.quantize_kernel import (
     row_bytes,
     scale_columns,
 )
-from humming.quantized import SCALE_TENSOR_DTYPES, unpack_bits
+from humming.quantized import SCALE_TENSOR_DTYPES, check_known_scale, unpack_bits
 
 FUSED_NONE = "none"
 """What the operator takes where nothing is fused."""
@@ -94,6 +94,11 @@ class QuantizedActivation:
             )
         if not all(t.is_contiguous() for t in (self.scales, self.zeros) if t is not None):
             raise self._refusal("scales or zeros", "are not contiguous", "Call .contiguous().")
+        asked = f"quantized activations {spec}"
+        if spec.granularity == "tensor" and not spec.dynamic:
+            check_known_scale(asked, "scale", self.scales)
+        if self.second_scale is not None:
+            check_known_scale(asked, "second scale", self.second_scale)
 
     def _check(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None) -> None:
         tensor = getattr(self, name)
@@ -171,6 +176,9 @@ def quantize_activation(
     products with them are NaN. With a scale known beforehand infinities saturate, and NaN becomes
     the NaN code where the type has one, else 0.
 
+    A scale known beforehand is a positive number. Numbers and tensors on the CPU are refused if
+    they are not; a tensor on an accelerator is not looked at, since every call would wait for it.
+
     Args:
         x: float16, bfloat16 or float32 [..., K], or [..., 2K] for `silu_mul`.
         spec: the format or its name: `int8`, `int8_asym`, `int4`, `fp8`, `fp8_e5m2`, `fp8_g128`,
@@ -203,6 +211,8 @@ def quantize_activation(
     kept = FUSED_NONE if fuse is None else fuse
     scale, zero = _given(x, spec, scale, zero)
     _check(x, spec, scale, zero, second_scale, kept)
+    if second_scale is not None:
+        check_known_scale(f"quantizing activations to {spec}", "second scale", second_scale)
     if device is not None:
         if torch.is_grad_enabled() and x.requires_grad:
             _refuse(f"quantizing on {device} for autograd", "it has no backward", _NO_GRAD)
@@ -425,7 +435,13 @@ def _given(
             "Pass zero= exactly with a format that ends in _asym.",
         )
     wanted = SCALE_TENSOR_DTYPES[spec.scale_dtype]
-    return _one(x, "scale", scale, wanted, torch.float32), _one(x, "zero", zero, torch.int8)
+    # Looked at as its type holds it, a number before it is on an accelerator.
+    if not isinstance(scale, torch.Tensor):
+        check_known_scale(asked, "scale", torch.tensor(scale, dtype=wanted))
+    known = _one(x, "scale", scale, wanted, torch.float32)
+    if known is not None:
+        check_known_scale(asked, "scale", known)
+    return known, _one(x, "zero", zero, torch.int8)
 
 
 def _one(

@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from filelock import FileLock
 
 from humming import env
 from humming.dtypes import suggest
-from humming.errors import CompileError
+from humming.errors import CompileError, warn_once
 
 Version = tuple[int, int]
 
@@ -190,7 +190,7 @@ class KernelCache:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError) as error:
-            _LOG.warning("cached kernel %s cannot be used (%s)", path, error)
+            warn_once(_LOG, f"cached kernel {path} cannot be used ({error})")
             return None
         return entry
 
@@ -219,6 +219,11 @@ class KernelCache:
         # Without a compiler nothing says which major version the driver is of.
         newest_first = sorted(keys, key=key_version, reverse=True)
         return next((entry for key in newest_first if (entry := self.load(key))), None)
+
+    def others(self, keys: Iterable[str]) -> list[Path]:
+        """Returns the files of all kernels but those of some keys."""
+        known = set(keys)
+        return sorted(p for p in self.directory.glob("*.kernel") if p.stem not in known)
 
     def store(self, entry: CacheEntry) -> None:
         """Writes a kernel so that a reader sees all of it or nothing, even after a crash."""
@@ -275,9 +280,10 @@ class KernelCache:
             lock.release()
 
     def _warn_unwritable(self, error: OSError) -> None:
-        _LOG.warning(
-            "the kernel cache %s cannot be written (%s), so each process compiles for itself; "
-            "set HUMMING_CACHE_DIR to a writable directory",
-            self.directory,
-            error,
+        # Each file in it has an error of its own, and they all have one cause.
+        why = error.strerror or str(error)
+        warn_once(
+            _LOG,
+            f"the kernel cache {self.directory} cannot be written ({why}), so each process "
+            "compiles for itself; set HUMMING_CACHE_DIR to a writable directory",
         )

@@ -23,6 +23,7 @@ from humming.cache import (
 )
 from humming.capability import DeviceCapabilities
 from humming.composer import KernelPlan, compose, m_range_of, m_ranges, sized
+from humming.decision import MRange
 from humming.dtypes import DataType
 from humming.errors import CompileError, PluginError, UnsupportedError, check_type
 from humming.hookspecs import Compiler, Image
@@ -174,7 +175,7 @@ def compile(
         m: numbers of tokens to be ready for; None is ready for any.
         directory: a folder to fill instead of the cache of the environment. It serves as a cache
             wherever `HUMMING_CACHE_DIR` names it. Entries of tuned records that kernels were
-            chosen by are put there, too.
+            chosen by are put there, too, in place of those of an earlier time.
         jobs: kernels in progress at a time; by default as `HUMMING_COMPILE_JOBS` says.
 
     Returns:
@@ -196,15 +197,36 @@ def compile(
     cache = True if directory is None else KernelCache(Path(directory))
     made = compile_many(plans, jobs=jobs, cache=cache)
     if directory is not None:
-        # Who is served by the folder must choose the kernels that are in it.
-        heeded = [plan.decision.record.entry for plan in plans if plan.decision.record]
-        if heeded:
-            record = tuned.user_record(caps.name, Path(directory))
-            tuned.merge_record(record, tuned.row_of(caps.name), heeded)
+        _put_records(problem, caps, plans, Path(directory))
     if problem.activation.dtype.is_narrow:
         sources = _quantizing_sources(problem, caps, tokens)
         made += [compile_source(text, QUANTIZE_ENTRY, caps, cache=cache) for text in sources]
     return made
+
+
+def _put_records(
+    problem: GemmProblem, caps: DeviceCapabilities, plans: Sequence[KernelPlan], directory: Path
+) -> None:
+    """Has who is served by a folder choose the kernels that are in it: the entries that plans were
+    made by are put there, and those of an earlier time go that would choose others."""
+    record, row = tuned.user_record(caps.name, directory), tuned.row_of(caps.name)
+    heeded = [plan.decision.record.entry for plan in plans if plan.decision.record]
+    stale = []
+    # What was measured on this machine is not for a compilation to remove.
+    if record.absolute() != tuned.user_record(caps.name).absolute():
+        key, ranges = tuned.ProblemKey.of(problem), [plan.m_range for plan in plans]
+        stale = [
+            place
+            for place in tuned.kept_entries(record, row)
+            if place[0] == key and any(_overlap(place[1], m_range) for m_range in ranges)
+        ]
+    if heeded or stale:
+        tuned.merge_record(record, row, heeded, stale)
+
+
+def _overlap(one: MRange, other: MRange) -> bool:
+    ends = [high for _, high in (one, other) if high is not None]
+    return max(one[0], other[0]) <= min(ends, default=max(one[0], other[0]))
 
 
 def _quantizing_sources(

@@ -1,5 +1,8 @@
 """The errors of humming: what was asked, why not, and what is possible."""
 
+import logging
+from threading import Lock
+
 
 class HummingError(Exception):
     """Root of every error that humming raises on purpose."""
@@ -62,9 +65,26 @@ class CompileError(HummingError):
         return "\n".join(parts)
 
 
+class WrongResultError(HummingError):
+    """No kernel computes what the reference does: a defect, of humming or of the device."""
+
+
 class PluginError(HummingError):
     """A device plugin is broken; the message names plugin, distribution and hook."""
 
 
 class CheckpointError(HummingError):
     """A checkpoint cannot be read; the message names file, module and tensor."""
+
+
+_WARNED: set[str] = set()
+_WARNING = Lock()
+
+
+def warn_once(log: logging.Logger, text: str) -> None:
+    """Log a warning the first time in a process: of files that are asked for again and again."""
+    with _WARNING:
+        known = text in _WARNED
+        _WARNED.add(text)
+    if not known:
+        log.warning("%s", text)

@@ -5,9 +5,9 @@ parts mean is said by whoever owns the format, as rows of `Part`.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from humming.dtypes import UNKNOWN_NAME, DataType, suggest
 from humming.errors import UnsupportedError
@@ -27,6 +27,11 @@ class Part(NamedTuple):
     pattern: str
     example: str
     read: Callable[["re.Match[str]"], dict[str, Any]]
+
+    def fields(self, text: str) -> dict[str, Any]:
+        """The fields that a text of this pattern stands for."""
+        match = re.fullmatch(self.pattern, text)
+        return self.read(match) if match else {}
 
 
 def split_name(
@@ -72,35 +77,76 @@ def split_name(
     raise UnsupportedError(f"{what} {text!r}", refusal.why, refusal.possible)
 
 
-def read_parts(what: str, text: str, parts: list[str], known: Sequence[Part]) -> dict[str, Any]:
-    """The field values that the parts of a name stand for.
+@dataclass(frozen=True)
+class Parts(Generic[_Spec]):
+    """What may follow a dtype in the names of one kind of format.
 
-    Raises:
-        UnsupportedError: a part is unknown, or gives a field that another part gave already.
+    Attributes:
+        what: the kind, for errors: "weight format".
+        known: the parts there are.
+        foreign: the other kind of format and its parts, which people confuse with these.
+        make: the description of a dtype with the fields that are given.
     """
-    values: dict[str, Any] = {}
-    for part in parts:
-        matches = ((re.fullmatch(row.pattern, part), row.read) for row in known)
-        found = next((read(match) for match, read in matches if match), None)
-        if found is None:
-            examples = [row.example for row in known]
-            why = f"its part {part!r} is unknown"
-            raise UnsupportedError(f"{what} {text!r}", why, suggest(part, examples))
-        twice = sorted(found.keys() & values.keys())
-        if twice:
-            raise UnsupportedError(
-                f"{what} {text!r}",
-                f"its part {part!r} gives {twice[0]} a second time",
-                "Give each property once.",
-            )
-        values |= found
-    return values
+
+    what: str
+    known: Sequence[Part]
+    foreign: tuple[str, Sequence[Part]]
+    make: Callable[[DataType, dict[str, Any]], _Spec]
+
+    def read(self, text: str, dtype: DataType, parts: list[str]) -> _Spec:
+        """The description that the dtype and the parts of a name stand for.
+
+        Raises:
+            UnsupportedError: a part is unknown, gives a field that another part gave already, or
+                cannot follow this dtype; the message lists those that can.
+        """
+        asked = f"{self.what} {text!r}"
+        rows = [_row(part, self.known) for part in parts]
+        # A dtype that is no good alone has the reason that matters.
+        self._make(asked, dtype, {}, [])
+        values: dict[str, Any] = {}
+        for part, row in zip(parts, rows, strict=True):
+            if row is None:
+                raise self._unknown(asked, part, dtype)
+            found = row.fields(part)
+            if twice := sorted(found.keys() & values.keys()):
+                why = f"its part {part!r} gives {twice[0]} a second time"
+                raise UnsupportedError(asked, why, "Give each property once.")
+            values |= found
+        return self._make(asked, dtype, values, [row for row in rows if row])
+
+    def _make(
+        self, asked: str, dtype: DataType, values: dict[str, Any], rows: Sequence[Part]
+    ) -> _Spec:
+        try:
+            return self.make(dtype, values)
+        except UnsupportedError as error:
+            strange = any(self._made(row, dtype) is None for row in rows)
+            possible = f"{error.possible} {self._told(dtype)}" if strange else error.possible
+            # A refusal names the text that was given rather than the fields it stands for.
+            raise UnsupportedError(asked, error.why, possible) from None
+
+    def _unknown(self, asked: str, part: str, dtype: DataType) -> UnsupportedError:
+        others, rows = self.foreign
+        if _row(part, rows):
+            why = f"its part {part!r} is one of {others}s"
+            return UnsupportedError(asked, why, self._told(dtype))
+        examples = [row.example for row in self.known if self._made(row, dtype)]
+        return UnsupportedError(asked, f"its part {part!r} is unknown", suggest(part, examples))
+
+    def _made(self, row: Part, dtype: DataType) -> _Spec | None:
+        """The description of a dtype with one kind of part; None if that cannot follow it."""
+        try:
+            return self.make(dtype, row.fields(row.example))
+        except UnsupportedError:
+            return None
+
+    def _told(self, dtype: DataType) -> str:
+        """The parts that can follow a dtype and make a difference."""
+        without = (None, self.make(dtype, {}))
+        told = [row.example for row in self.known if self._made(row, dtype) not in without]
+        return f"{dtype} takes {', '.join(told)}." if told else f"Nothing can follow {dtype}."
 
 
-@contextmanager
-def asked(what: str, text: str) -> Iterator[None]:
-    """Let a refusal name the text that was given rather than the fields it stands for."""
-    try:
-        yield
-    except UnsupportedError as error:
-        raise UnsupportedError(f"{what} {text!r}", error.why, error.possible) from None
+def _row(part: str, known: Sequence[Part]) -> Part | None:
+    return next((row for row in known if re.fullmatch(row.pattern, part)), None)

@@ -35,7 +35,7 @@ from humming.dtypes import (
     suggest,
 )
 from humming.errors import UnsupportedError
-from humming.format_names import Part, asked, read_parts, split_name
+from humming.format_names import Part, Parts, split_name
 
 _WIDE_SCALES = (float16, bfloat16, float32)
 _SCALES = (*_WIDE_SCALES, float8e4m3, float8e8m0)
@@ -65,7 +65,8 @@ _SCALE = Part(
     lambda match: {"scale_dtype": DataType.parse(match[1])},
 )
 _WEIGHT_PARTS = (
-    Part(r"tensor|channel", "channel", lambda match: {"granularity": match[0]}),
+    Part(r"tensor", "tensor", lambda match: {"granularity": match[0]}),
+    Part(r"channel", "channel", lambda match: {"granularity": match[0]}),
     _GROUP,
     Part(
         r"block(\d{1,9})(?:x(\d{1,9}))?",
@@ -81,7 +82,8 @@ _WEIGHT_PARTS = (
     Part(r"s2(tensor|channel)", "s2tensor", lambda match: {"second_scale": match[1]}),
 )
 _ACTIVATION_PARTS = (
-    Part(r"tensor|token", "tensor", lambda match: {"granularity": match[0]}),
+    Part(r"tensor", "tensor", lambda match: {"granularity": match[0]}),
+    Part(r"token", "token", lambda match: {"granularity": match[0]}),
     _GROUP,
     Part(
         r"mx32|mx16|nv16",
@@ -198,7 +200,7 @@ class WeightSpec:
             _refuse(self, why, "Possible: none, integer, float.")
         if self.zero_point != "none" and not self.dtype.is_integer:
             why = f"zero points belong to integer weights, not to {self.dtype}"
-            _refuse(self, why, "Use zero_point='none', or uint codes.")
+            _refuse(self, why, "Use none, or codes such as uint4.")
         if self.zero_point == "integer" and self.dtype.is_signed:
             why = f"integer zero points belong to unsigned weights, not to {self.dtype}"
             _refuse(
@@ -248,12 +250,10 @@ class WeightSpec:
         """
         if isinstance(text, WeightSpec):
             return text
-        named, dtype, parts = split_name("weight format", text, NAMED_WEIGHTS, _WEIGHT_EXAMPLES)
+        named, dtype, parts = split_name(_OF_WEIGHTS, text, NAMED_WEIGHTS, _WEIGHT_EXAMPLES)
         if named is not None:
             return named
-        values = read_parts("weight format", text, parts, _WEIGHT_PARTS)
-        with asked("weight format", text):
-            return cls(**{"dtype": dtype, "granularity": "channel", **values})
+        return _WEIGHT_NAMING.read(text, dtype, parts)
 
     def scale_shape(self, n: int, k: int) -> tuple[int, int]:
         """Rows and columns of the scales, and of the zero points, of an [n, k] weight."""
@@ -405,18 +405,32 @@ class ActivationSpec:
         if isinstance(text, ActivationSpec):
             return text
         named, dtype, parts = split_name(
-            "activation format", text, NAMED_ACTIVATIONS, _ACTIVATION_EXAMPLES
+            _OF_ACTIVATIONS, text, NAMED_ACTIVATIONS, _ACTIVATION_EXAMPLES
         )
         if named is not None:
             return named
-        values = read_parts("activation format", text, parts, _ACTIVATION_PARTS)
-        values.setdefault("granularity", "token" if dtype.is_narrow else "none")
-        values.setdefault("dynamic", values["granularity"] not in ("tensor", "none"))
-        with asked("activation format", text):
-            return cls(**{"dtype": dtype, **values})
+        return _ACTIVATION_NAMING.read(text, dtype, parts)
 
     def __str__(self) -> str:
         return self.name
+
+
+def _weight(dtype: DataType, values: dict[str, Any]) -> WeightSpec:
+    return WeightSpec(**{"dtype": dtype, "granularity": "channel", **values})
+
+
+def _activation(dtype: DataType, values: dict[str, Any]) -> ActivationSpec:
+    granularity = values.get("granularity", "token" if dtype.is_narrow else "none")
+    dynamic = granularity not in ("tensor", "none")
+    known = {"dtype": dtype, "granularity": granularity, "dynamic": dynamic}
+    return ActivationSpec(**{**known, **values})
+
+
+_OF_WEIGHTS, _OF_ACTIVATIONS = "weight format", "activation format"
+_WEIGHT_NAMING = Parts(_OF_WEIGHTS, _WEIGHT_PARTS, (_OF_ACTIVATIONS, _ACTIVATION_PARTS), _weight)
+_ACTIVATION_NAMING = Parts(
+    _OF_ACTIVATIONS, _ACTIVATION_PARTS, (_OF_WEIGHTS, _WEIGHT_PARTS), _activation
+)
 
 
 def _microscaled(dtype: DataType) -> WeightSpec:

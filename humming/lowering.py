@@ -58,15 +58,17 @@ class Rejection(NamedTuple):
 class Requirement(NamedTuple):
     """A component that a lowering needs: its slot and the key of what it must serve.
 
-    Components that use a feature of the device serve `typed`, a key of one type of codes.
+    Components that use a feature of the device serve `typed`, a key of one type of codes. What no
+    component may ever serve has a name for people, `told`.
     """
 
     slot: str
     serves: str
     typed: str = ""
+    told: str = ""
 
     def __str__(self) -> str:
-        return f"{self.slot} {self.serves}"
+        return self.told or f"{self.slot} {self.serves}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +212,11 @@ class Lowering:
             tokens = "widened" if read else f"widened:{activation.bits}"
             tokens += ":shared" if self.has_producer else ""
             typed = f"{activation.name}:{self.activation_operand.name}"
-            needed += [Requirement("tokens", tokens), Requirement("convert", pair, typed)]
+            told = "" if read else f"a reader of {activation.bits}-bit activations"
+            if not read and activation.bits not in (4, 8):
+                told += " (4, 8 and 16 bits have one)"
+            reader = Requirement("tokens", tokens, told=told)
+            needed += [reader, Requirement("convert", pair, typed)]
         if problem.experts:
             needed.append(Requirement("scheduler", "experts"))
         return tuple(needed)

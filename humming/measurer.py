@@ -158,7 +158,9 @@ class _Product:
         problem, place = weights.problem, weights.quantized.codes.device
         spec, k = problem.activation, problem.k
         values = torch.randn(m, k, device=place)
-        some = torch.randperm(m, device=place)[:_COMPARED_TOKENS].sort().values
+        # The last token among them: what is behind it is cut off.
+        others = torch.randperm(m - 1, device=place)[: _COMPARED_TOKENS - 1]
+        some = torch.cat([others, others.new_tensor([m - 1])]).sort().values
         self._weights, self._some = weights, some
         self.tokens: TokenScales | None = None
         self._sizes: torch.Tensor | None = None

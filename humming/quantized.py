@@ -8,6 +8,7 @@ Every checkpoint loader and `humming.quantize` produce it, `humming.reference` r
 with a scale and a zero point per tensor, row, group or block, as the `WeightSpec` says.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from numbers import Integral
@@ -243,6 +244,23 @@ def check_quantized(weight: object, asked: str) -> None:
     elif hasattr(weight, "operand_bits"):
         how = "It is packed; its quantized form is humming.unpack(weight)."
     check_type(asked, "the weight", weight, QuantizedWeight, how)
+
+
+def check_known_scale(asked: str, name: str, scale: torch.Tensor) -> None:
+    """Refuse a scale that is known beforehand and is not positive, if it is on the host.
+
+    On an accelerator it is not looked at: every call would wait for all that was enqueued before.
+
+    Raises:
+        UnsupportedError: the scale is 0, negative, NaN or infinite.
+    """
+    # Under a mode that traces, tensors are of another type and have no values.
+    if scale.device.type != "cpu" or type(scale) not in (torch.Tensor, torch.nn.Parameter):
+        return
+    wrong = [value for value in scale.flatten().tolist() if not 0 < value < math.inf]
+    if wrong:
+        why = f"its {name} is {wrong[0]}, and codes are values divided by it"
+        raise UnsupportedError(asked, why, "Pass a positive number.")
 
 
 def check_parts(weight: Any) -> None:

@@ -15,6 +15,7 @@ from humming.problem import GemmProblem
 from humming.quantized import (
     SCALE_TENSOR_DTYPES,
     QuantizedWeight,
+    check_known_scale,
     check_quantized,
     decode,
     decode_scales,
@@ -250,6 +251,7 @@ def _quantized_activation(
     m, k = values.shape
     if spec.granularity == "tensor":
         scales = torch.as_tensor(scale).reshape(1, 1).to(SCALE_TENSOR_DTYPES[spec.scale_dtype])
+        check_known_scale(f"quantizing activations to {spec}", "scale", scales)
         zeros = None if zero is None else zero.reshape(1, 1)
         units = values * (1 / scales.to(torch.float32))
         wanted = units if zeros is None else _shifted(units, zeros.to(torch.float32))

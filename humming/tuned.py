@@ -27,7 +27,7 @@ from typing import Any
 from filelock import FileLock
 
 from humming import env
-from humming.errors import UnsupportedError
+from humming.errors import UnsupportedError, warn_once
 from humming.formats import ActivationSpec, WeightSpec
 from humming.problem import GemmProblem
 from humming.tiles import TileConfig
@@ -298,18 +298,19 @@ def kept_entries(path: Path, device: str) -> dict[Place, Entry]:
         return {}
     asked, old = f"the tuned record {path}", read_record(path)
     if old.device != device:
-        why = f"it is one of {old.device}, not of {device}"
-        raise UnsupportedError(asked, why, "Give each device a file of its own.")
+        raise UnsupportedError(asked, _foreign(old, device), "Give each device a file of its own.")
     if old.refused:
         how = "Correct or remove them, or write into a new file."
         raise UnsupportedError(asked, f"entries would be lost: {old.refused[0]}", how)
     return dict(old.entries)
 
 
-def merge_record(path: Path, device: str, entries: Iterable[Entry]) -> None:
+def merge_record(
+    path: Path, device: str, entries: Iterable[Entry], dropped: Iterable[Place] = ()
+) -> None:
     """Writes entries into a record, in place of those for the same problem and range.
 
-    The file is written whole or not at all.
+    The file is written whole or not at all. Entries for `dropped` go, unless they are written.
 
     Raises:
         UnsupportedError: as `kept_entries`, or the file cannot be written.
@@ -320,7 +321,13 @@ def merge_record(path: Path, device: str, entries: Iterable[Entry]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Another process may be writing what it has measured on another card.
         with FileLock(_lock_of(path)):
-            _replace(path, device, kept_entries(path, device) | added)
+            gone = set(dropped)
+            kept = {
+                place: entry
+                for place, entry in kept_entries(path, device).items()
+                if place not in gone
+            }
+            _replace(path, device, kept | added)
     except OSError as error:
         raise UnsupportedError(asked, f"it cannot be written ({error})", "Name another.") from error
     forget()
@@ -407,15 +414,15 @@ def records_for(device: str, named: Path | str | None = None) -> Records:
         named: a file, or a folder with a file per device, that goes before all others.
 
     Raises:
-        UnsupportedError: what is named here or by `HUMMING_RECORDS` is absent or no record. A
-            broken file of the user's or of humming's own counts for nothing, with a warning.
+        UnsupportedError: what is named here or by `HUMMING_RECORDS` is absent or no record, or is
+            named here and another device's. Another device's elsewhere, or a broken file of the
+            user's or of humming's own, counts for nothing, with a warning.
     """
+    argument = None if named is None else Path(named)
     by_environment = env.records()
     if by_environment is None:
-        return NO_RECORDS if named is None else _records(row_of(device), (Path(named),), ())
-    explicit = [Path(named)] if named is not None else []
-    explicit += by_environment
-    return _records(row_of(device), tuple(explicit), (user_record(device), SHIPPED))
+        return NO_RECORDS if argument is None else _records(row_of(device), argument, (), ())
+    return _records(row_of(device), argument, by_environment, (user_record(device), SHIPPED))
 
 
 def forget() -> None:
@@ -424,9 +431,11 @@ def forget() -> None:
 
 
 @cache
-def _records(row: str, named: tuple[Path, ...], places: tuple[Path, ...]) -> Records:
+def _records(
+    row: str, argument: Path | None, environment: tuple[Path, ...], places: tuple[Path, ...]
+) -> Records:
     files: list[RecordFile] = []
-    for place in named:
+    for place in (argument, *environment) if argument else environment:
         if not place.exists():
             raise UnsupportedError(
                 f"the tuned records {place}",
@@ -434,11 +443,18 @@ def _records(row: str, named: tuple[Path, ...], places: tuple[Path, ...]) -> Rec
                 "Name what `humming tune` wrote; HUMMING_RECORDS=off goes without records.",
             )
         files += _read(row, place, strict=True)
+        # One process may plan for several devices by one environment, but asks for one at a time.
+        if place == argument and files and files[0].device != row:
+            how = f"Name one of {row}, or a folder with a file per device."
+            raise UnsupportedError(
+                f"the tuned record {files[0].path}", _foreign(files[0], row), how
+            )
     for place in places:
         files += _read(row, place, strict=False)
+    files = [_heeded(file, row) for file in files]
     for file in files:
         for why in file.refused:
-            _LOG.warning("%s", why)
+            warn_once(_LOG, why)
     return Records(files)
 
 
@@ -456,6 +472,15 @@ def _read(row: str, place: Path, *, strict: bool) -> Iterator[RecordFile]:
         if strict:
             raise
         file = RecordFile(path, row, {}, (f"the tuned record {path} is ignored: {error}",))
-    # A file that is named may be that of another device of the fleet.
+    yield file
+
+
+def _heeded(file: RecordFile, row: str) -> RecordFile:
+    """A file as it counts for a row: for nothing if it is another's."""
     if file.device == row:
-        yield file
+        return file
+    return RecordFile(file.path, row, {}, (f"{file.path} is ignored: {_foreign(file, row)}",))
+
+
+def _foreign(file: RecordFile, row: str) -> str:
+    return f"it is one of {file.device}, not of {row}"

@@ -25,7 +25,7 @@ from humming.composer import (
     unsupported,
 )
 from humming.decision import Decision, MRange, Ready
-from humming.errors import UnsupportedError
+from humming.errors import CompileError, UnsupportedError, WrongResultError
 from humming.lowering import Rejection
 from humming.problem import GemmProblem, whole_number
 from humming.tiles import TileConfig
@@ -168,6 +168,10 @@ class Budget:
         self._share_end = now + (self._end - now) / left
         return now < self._end
 
+    def skip(self, ranges: int) -> None:
+        """Leave so many ranges out: their time is that of the others."""
+        self._left -= ranges
+
     def is_spent(self) -> bool:
         """Whether the range under way has had its share."""
         return self._share_end is not None and self._clock() >= self._share_end
@@ -209,12 +213,27 @@ def tune(
         announce: told of each range that begins.
 
     Raises:
-        UnsupportedError: nothing can be built, or no kernel that was built is right.
+        UnsupportedError: nothing can be built.
+        CompileError: of what can be built, nothing can be made.
+        WrongResultError: no kernel that was made is right.
     """
     for m_range, counted in ranges_of(problem, tokens).items():
         announce(f"{problem.n}x{problem.k} m={','.join(map(str, counted))}")
         if budget.begin():
             yield _tuned(problem, caps, (m_range, counted), measurer, effort, budget)
+
+
+def checked_tokens(m_range: MRange, tokens: Sequence[int]) -> list[int]:
+    """Numbers of tokens at which kernels of a range are checked: those that count, its least, and
+    an odd one within it, for which no tile of M is full.
+
+    >>> checked_tokens((33, 64), [64])
+    [64, 33, 49]
+    """
+    low, high = m_range
+    last = max(tokens) if high is None else high
+    within = min((low + last) // 2 | 1, last)
+    return list(dict.fromkeys((*tokens, low, within)))
 
 
 def _tuned(
@@ -239,18 +258,21 @@ def _tuned(
             if why:
                 failed.append(_refused(options[place], why))
                 continue
-            faults = (measurer.check(place, m) for m in tokens)
+            faults = (measurer.check(place, m) for m in checked_tokens(m_range, tokens))
             if fault := next(filter(None, faults), ""):
                 wrong.append(_refused(options[place], fault))
             else:
                 right.append(place)
     if not right:
         first = (wrong or failed)[0]
-        raise UnsupportedError(
-            f"tune {problem} for m = {', '.join(map(str, tokens))}",
-            f"none of {len(plans)} kernels can be used: {first.what}: {first.reason}",
-            "Report this; `humming run --check` shows results beside their bounds.",
+        what = (
+            f"tune {problem} for m = {', '.join(map(str, tokens))}: none of {len(plans)} kernels "
+            f"can be used: {first.what}: {first.reason}"
         )
+        if not wrong:
+            raise CompileError(f"{what}. `humming doctor` tries the compiler")
+        how = "Report this; `humming run --check` shows results beside their bounds."
+        raise WrongResultError(f"{what}. {how}")
     with progress.watch("kernels decided") as told:
         times, finalists = _halved(measurer, right, tokens, budget, told)
     timed = {place: Timed(options[place], us) for place, us in times.items()}

@@ -17,7 +17,7 @@ from humming.checkpoints.layer_rules import (
     first_rule,
     names_of,
 )
-from humming.checkpoints.module_parts import ModuleParts
+from humming.checkpoints.module_parts import readable_parts
 from humming.checkpoints.patterns import holds_components, is_in_block
 from humming.checkpoints.scaled import linear, plain_linear
 from humming.checkpoints.tensors import TensorSource
@@ -115,8 +115,7 @@ class AutoRound:
 
     def read(self, module: str, decision: Decision, tensors: TensorSource) -> Linear:
         """The module, in the format that its tensors have."""
-        decision.require_readable(self._where)
-        parts = ModuleParts(tensors, module)
+        parts = readable_parts(tensors, module, decision, self._where)
         if not parts.has("qweight"):
             return plain_linear(parts, decision)
         wanted = decision.weight or self._format.spec

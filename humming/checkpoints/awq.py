@@ -21,7 +21,12 @@ from humming.checkpoints.layer_rules import (
     dynamic_rules,
     first_rule,
 )
-from humming.checkpoints.module_parts import FLOATS, ModuleParts, flip_sign_bits
+from humming.checkpoints.module_parts import (
+    FLOATS,
+    ModuleParts,
+    flip_sign_bits,
+    readable_parts,
+)
 from humming.checkpoints.patterns import is_in_block
 from humming.checkpoints.scaled import linear, plain_linear
 from humming.checkpoints.tensors import TensorSource
@@ -99,8 +104,7 @@ class Awq:
 
     def read(self, module: str, decision: Decision, tensors: TensorSource) -> Linear:
         """The module, in the format that its tensors have."""
-        decision.require_readable(self._where)
-        parts = ModuleParts(tensors, module)
+        parts = readable_parts(tensors, module, decision, self._where)
         if not parts.has("qweight"):
             return plain_linear(parts, decision)
         weight = read_awq(parts, decision.weight or self._format.spec, self._version)

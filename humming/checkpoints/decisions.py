@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import torch
 
-from humming.errors import CheckpointError
 from humming.formats import ActivationSpec, WeightSpec
 from humming.quantized import QuantizedWeight
 
@@ -36,15 +35,6 @@ class Decision:
             raise ValueError(f"{self.action!r} is none of {', '.join(ACTIONS)}")
         if (self.weight is not None) != (self.action == "quantized"):
             raise ValueError(f"{self.module}: {self.action} with the weight {self.weight}")
-
-    def require_readable(self, where: str) -> None:
-        """Refuse to read what was refused.
-
-        Raises:
-            CheckpointError: with the reason.
-        """
-        if self.action == "refused":
-            raise CheckpointError(f"{where}: {self.module} cannot be read: {self.why}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,7 +17,7 @@ import torch
 from humming.checkpoints.config_keys import ConfigKeys
 from humming.checkpoints.decisions import Decision, Linear
 from humming.checkpoints.gguf_blocks import BLOCK_TYPES, BlockType, weight_of_blocks
-from humming.checkpoints.module_parts import FLOATS, ModuleParts, refuse_bad_numbers
+from humming.checkpoints.module_parts import FLOATS, readable_parts, refuse_bad_numbers
 from humming.checkpoints.scaled import plain_linear
 from humming.checkpoints.tensors import TensorSource, matrices
 from humming.errors import CheckpointError
@@ -280,9 +280,9 @@ class Gguf:
 
     def read(self, module: str, decision: Decision, tensors: TensorSource) -> Linear:
         """The module, with weights in the order of the file."""
-        decision.require_readable(self._where)
         name, expert = _tensor_of(module)
-        parts = ModuleParts(tensors, module, name.removesuffix("weight"))
+        prefix = name.removesuffix("weight")
+        parts = readable_parts(tensors, module, decision, self._where, prefix)
         if self._architecture in _REORDERED and module.endswith(_REORDERED_MODULES):
             parts.note(
                 "rows of queries and keys are in the order of a rotary embedding of neighbours"

@@ -29,6 +29,7 @@ from humming.checkpoints.module_parts import (
     FLOATS,
     ModuleParts,
     flip_sign_bits,
+    readable_parts,
     weight_of,
 )
 from humming.checkpoints.patterns import holds_components, is_in_block
@@ -138,8 +139,7 @@ class Gptq:
 
     def read(self, module: str, decision: Decision, tensors: TensorSource) -> Linear:
         """The module, in the format that its tensors have."""
-        decision.require_readable(self._where)
-        parts = ModuleParts(tensors, module)
+        parts = readable_parts(tensors, module, decision, self._where)
         if not parts.has("qweight"):
             return plain_linear(parts, decision)
         wanted = decision.weight or self._format.spec

@@ -18,6 +18,7 @@ from humming.checkpoints.module_parts import (
     ModuleParts,
     as_matrix,
     fit_scales,
+    readable_parts,
     weight_of,
 )
 from humming.checkpoints.patterns import is_at_or_below
@@ -143,8 +144,7 @@ class ModelOpt:
 
     def read(self, module: str, decision: Decision, tensors: TensorSource) -> Linear:
         """The module, in the format that its tensors have."""
-        parts = ModuleParts(tensors, module)
-        decision.require_readable(self._where)
+        parts = readable_parts(tensors, module, decision, self._where)
         if is_plain(parts, "weight", _SCALES):
             return plain_linear(parts, decision)
         scale = next((name for name in _SCALES if parts.has(name)), _SCALES[0])

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from humming.checkpoints.decisions import Decision
 from humming.checkpoints.tensors import TensorSource
 from humming.dtypes import DataType, bfloat16, float8e4m3, float8e8m0, float16, float32
 from humming.errors import CheckpointError, UnsupportedError
@@ -115,6 +116,19 @@ class ModuleParts:
 
     def _name(self, part: str) -> str:
         return f"{self._prefix}{part}"
+
+
+def readable_parts(
+    tensors: TensorSource, module: str, decision: Decision, where: str, prefix: str = ""
+) -> ModuleParts:
+    """The tensors of a module that is to be read: how every reader begins.
+
+    Raises:
+        CheckpointError: the decision refuses the module, with its reason.
+    """
+    if decision.action == "refused":
+        raise CheckpointError(f"{where}: {module} cannot be read: {decision.why}")
+    return ModuleParts(tensors, module, prefix)
 
 
 def as_matrix(scale: torch.Tensor) -> torch.Tensor:

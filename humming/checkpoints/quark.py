@@ -8,7 +8,7 @@ import torch
 
 from humming.checkpoints.config_keys import ConfigKeys
 from humming.checkpoints.decisions import Decision, Linear
-from humming.checkpoints.module_parts import ModuleParts
+from humming.checkpoints.module_parts import readable_parts
 from humming.checkpoints.patterns import check_expressions, is_at_or_below, matches_name
 from humming.checkpoints.scaled import (
     MXFP4,
@@ -110,8 +110,7 @@ class Quark:
 
     def read(self, module: str, decision: Decision, tensors: TensorSource) -> Linear:
         """The module, in the format that its tensors have."""
-        parts = ModuleParts(tensors, module)
-        decision.require_readable(self._where)
+        parts = readable_parts(tensors, module, decision, self._where)
         if is_plain(parts, "weight", _SCALES):
             return plain_linear(parts, decision)
         scale = next((name for name in _SCALES if parts.has(name)), _SCALES[0])

@@ -35,6 +35,9 @@ def compile_kernels(
         Path | None,
         typer.Option(metavar="DIR", help="Fill this folder, not the cache; HUMMING_CACHE_DIR=DIR."),
     ] = None,
+    clean: Annotated[
+        bool, typer.Option("--clean", help="Remove all other kernels from the --output.")
+    ] = False,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Compilations at a time; by default every processor.")
     ] = None,
@@ -47,6 +50,12 @@ def compile_kernels(
     from humming.cache import KernelCache
     from humming.problem import GemmProblem
 
+    if clean and output is None:
+        raise UnsupportedError(
+            "compile --clean",
+            "the cache holds the kernels of everything that this user runs",
+            "Name a folder with --output.",
+        )
     wanted, notes = wanted_shapes("compile", n, k, shapes, model)
     targets = [plugins.capabilities(name) for name in device or _present()]
     out = Output(as_json)
@@ -82,6 +91,13 @@ def compile_kernels(
             f"{lost} of {len(rows)} kernels were compiled but could not be kept there",
             "Give a folder that can be written, and leave HUMMING_DISABLE_CACHE unset.",
         )
+    others = kept.others(row["key"] for row in rows) if output else []
+    if others and clean:
+        for path in others:
+            path.unlink(missing_ok=True)
+        notes.append(f"{len(others)} other kernels were removed")
+    elif others:
+        notes.append(f"{len(others)} other kernels were there before; --clean removes such")
     payload = {"problem": problem, "folder": str(kept.directory), "notes": notes, "kernels": rows}
     out.emit(payload, lambda console: _render(console, payload))
 

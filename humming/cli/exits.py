@@ -1,10 +1,15 @@
 """Exit status of the commands, by whose turn it is to act."""
 
-from humming.errors import CompileError, HummingError, PluginError
+from collections.abc import Iterable
+
+from humming.errors import CompileError, HummingError, PluginError, WrongResultError
 
 SUCCESS = 0
 CHECK_FAILED = 1
-"""`run --check`: a result exceeds its bound, or has none; `tune`: a kernel's result does."""
+"""`run --check`: a result exceeds its bound, or has none; `tune`: a kernel's result does.
+
+It goes before other failures, of which a wrong result is the worst.
+"""
 USAGE = 2
 """The request is wrong or not supported; the text says what is possible."""
 ENVIRONMENT = 3
@@ -19,6 +24,14 @@ PIPE_CLOSED = 141
 
 def status_of(error: HummingError) -> int:
     """The exit status for an error that humming raised on purpose."""
+    if isinstance(error, WrongResultError):
+        return CHECK_FAILED
     if isinstance(error, (CompileError, PluginError)):
         return ENVIRONMENT
     return USAGE
+
+
+def status_of_all(errors: Iterable[HummingError]) -> int:
+    """The exit status for one error or more: a defect's first, then what only this machine has."""
+    statuses = {status_of(error) for error in errors}
+    return next(found for found in (CHECK_FAILED, ENVIRONMENT, USAGE) if found in statuses)

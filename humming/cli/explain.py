@@ -1,7 +1,7 @@
 """`humming explain`: why a problem is computed the way it is on a device."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,9 @@ from humming.cli.options import (
     ProblemName,
 )
 from humming.cli.output import Output
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def explain(
@@ -33,7 +36,7 @@ def explain(
 ) -> None:
     """Show the choice for a problem on a device, its estimate, and every rejected lowering."""
     from humming import plugins, tuned
-    from humming.composer import decide, m_range_of, m_ranges
+    from humming.composer import decide, m_range_of, m_ranges, unsupported
     from humming.problem import GemmProblem
 
     asked = GemmProblem.parse(
@@ -47,5 +50,14 @@ def explain(
     caps = plugins.capabilities(device)
     known = tuned.records_for(caps.name, records)
     m_range = m_range_of(m, m_ranges(asked, caps, known))
-    decision = decide(asked, caps, m_range, plugins.registry(), m, known)
-    Output(as_json).emit(decision.to_dict(), lambda console: console.print(decision.explain()))
+    registry = plugins.registry()
+    decision = decide(asked, caps, m_range, registry, m, known)
+    payload = decision.to_dict()
+    payload["possible"] = None if decision.chosen else unsupported(decision, registry).possible
+
+    def render(console: "Console") -> None:
+        console.print(decision.explain())
+        if payload["possible"]:
+            console.print(f"\nPossible\n  {payload['possible']}")
+
+    Output(as_json).emit(payload, render)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from humming.cli.exits import CHECK_FAILED, status_of
+from humming.cli.exits import CHECK_FAILED, status_of_all
 from humming.cli.options import DEFAULT_DEVICE, AllowUndocumented, AsJson
 from humming.cli.output import Output, print_table, seconds
 from humming.cli.weights import MatrixSource, file_matrices, random_matrix
@@ -83,7 +83,10 @@ def run(
                     raise
                 # One matrix that cannot be done must not cost what the others came to.
                 failures[source.name] = error
-    passed = all(outcome.check.passed for outcome in outcomes if outcome.check)
+    checks = [outcome.check for outcome in outcomes if outcome.check]
+    passed = all(found.passed for found in checks)
+    if check and m == 0:
+        notes.append("there was nothing to check: products of no tokens have no outputs")
     payload = {
         "problem": name,
         "device": job.target.caps.name,
@@ -96,7 +99,7 @@ def run(
             {"name": failed, "type": type(error).__name__, "message": str(error)}
             for failed, error in failures.items()
         ],
-        "passed": passed and not failures if check else None,
+        "passed": passed and not failures if checks or (check and failures) else None,
     }
 
     def render(console: "Console") -> None:
@@ -113,7 +116,7 @@ def run(
 
     out.emit(payload, render)
     if failures:
-        raise typer.Exit(max(map(status_of, failures.values())))
+        raise typer.Exit(status_of_all(failures.values()))
     if not passed:
         raise typer.Exit(CHECK_FAILED)
 

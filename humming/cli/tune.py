@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from humming.cli.exits import CHECK_FAILED, INTERRUPTED, status_of
+from humming.cli.exits import CHECK_FAILED, INTERRUPTED, status_of_all
 from humming.cli.options import (
     AllowUndocumented,
     AsJson,
@@ -18,14 +18,14 @@ from humming.cli.options import (
 )
 from humming.cli.output import Output, print_table
 from humming.cli.shapes import wanted_shapes
-from humming.errors import HummingError, UnsupportedError
+from humming.errors import HummingError, UnsupportedError, WrongResultError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from humming.capability import DeviceCapabilities
     from humming.problem import GemmProblem
-    from humming.tuner import Effort, TunedRange
+    from humming.tuner import Budget, Effort, TunedRange
 
 
 def tune_kernels(
@@ -74,6 +74,12 @@ def tune_kernels(
     from humming.tuner import CANDIDATES, TOKENS, Effort
 
     wanted, notes = wanted_shapes("tune", n, k, shapes, model)
+    if all_tiles and candidates is not None:
+        raise UnsupportedError(
+            f"tune with --all-tiles and --candidates {candidates}",
+            "the one measures everything, the other so many kernels",
+            "Give one of them.",
+        )
     demands = {
         "batch_invariant": batch_invariant,
         "fp16_accumulation": fp16_accumulation,
@@ -105,10 +111,10 @@ def tune_kernels(
     out.emit(payload, lambda console: _render(console, job, notes))
     if job.interrupted:
         raise typer.Exit(INTERRUPTED)
-    if job.failures:
-        raise typer.Exit(max(map(status_of, job.failures.values())))
     if any(found.wrong for found in job.found):
         raise typer.Exit(CHECK_FAILED)
+    if job.failures:
+        raise typer.Exit(status_of_all(job.failures.values()))
 
 
 class _Job:
@@ -116,7 +122,8 @@ class _Job:
 
     Attributes:
         found: the ranges that were tuned; each is in the record as soon as it is here.
-        failures: the error of each problem that could not be tuned, by its size.
+        failures: the error of each problem that could not be tuned, by its size, or of a range of
+            one by size and tokens.
         interrupted: whether someone pressed Ctrl-C.
     """
 
@@ -142,27 +149,45 @@ class _Job:
 
     def run(self, step: Any) -> None:
         """Tune, record after each range, stop where someone interrupts."""
-        from humming import measurer, tuned
-        from humming.tuner import Budget, tune
+        from humming.tuner import Budget
 
         budget = Budget(self._effort, self.ranges)
         try:
             for problem in self.problems:
+                self._tune(problem, budget, step)
+        except KeyboardInterrupt:
+            self.interrupted = True
+
+    def _tune(self, problem: "GemmProblem", budget: "Budget", step: Any) -> None:
+        from humming import measurer, tuned
+        from humming.tuner import ranges_of, tune
+
+        name = f"{problem.n}x{problem.k}"
+        left = list(ranges_of(problem, self._tokens).values())
+        try:
+            on_card = measurer.CardMeasurer(problem, self.caps, self._index)
+            while left:
+                tokens = left.pop(0)
                 try:
-                    on_card = measurer.CardMeasurer(problem, self.caps, self._index)
                     for found in tune(
-                        problem, self.caps, self._tokens, on_card, self._effort, budget, step
+                        problem, self.caps, tokens, on_card, self._effort, budget, step
                     ):
                         entry = found.entry(self.circumstances)
                         tuned.merge_record(self.record, self.caps.name, [entry])
                         self.found.append(found)
-                except HummingError as error:
-                    if len(self.problems) == 1:
-                        raise
-                    # One layer that cannot be tuned must not cost what the others came to.
-                    self.failures[f"{problem.n}x{problem.k}"] = error
-        except KeyboardInterrupt:
-            self.interrupted = True
+                except WrongResultError as error:
+                    # Other ranges have other kernels.
+                    self._failed(f"{name} m={','.join(map(str, tokens))}", error)
+        except HummingError as error:
+            self._failed(name, error)
+            budget.skip(len(left))
+
+    def _failed(self, name: str, error: HummingError) -> None:
+        """What cannot be tuned must not cost what the others came to, where there are others."""
+        alone = len(self.problems) == 1 and not (self.found or self.failures)
+        if self.ranges == 1 or (alone and not isinstance(error, WrongResultError)):
+            raise error
+        self.failures[name] = error
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -52,6 +52,9 @@ struct Noting<Dequant> {
   static constexpr bool kNotes = true;
 };
 
+// The Offset of codes that have no zero point.
+struct NoOffset {};
+
 // 2^exponent, for factors of whole kernels.
 constexpr float float_power_of_two(int exponent) {
   float value = 1.f;

@@ -21,7 +21,7 @@ struct DequantFloat8 {
   static constexpr bool kIdentity = kBits == 8;  // codes are operands as they are
   static constexpr int kMagnitudeAt = Type::kAt + Type::kMantissaBits - Code::kMantissaBits;
   static constexpr int kSignAt = Type::kAt + Type::kBits - 1;
-  struct Offset {};
+  using Offset = NoOffset;
 
   static __device__ Offset offset() { return {}; }
   static __device__ Offset offset(u32) { return {}; }

@@ -17,7 +17,7 @@ struct DequantMagnitude8 {
   static_assert(kSlotBits <= 8 && kBits <= kSlotBits && Order::kCodeBits == kBits,
                 "slot dequant: DequantMagnitude8 reads codes packed for narrow operands");
   static constexpr float kFactor = 1.f;
-  struct Offset {};
+  using Offset = NoOffset;
 
   static __device__ Offset offset() { return {}; }
   static __device__ Offset offset(u32) { return {}; }

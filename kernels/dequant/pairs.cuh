@@ -58,7 +58,4 @@ struct PairOperand {
   }
 };
 
-// The Offset of codes that have no zero point.
-struct NoOffset {};
-
 }  // namespace humming

@@ -19,7 +19,7 @@ struct DequantTable8 {
   static_assert(Order::kOperandBits == 8 && Order::kCodeBits == 4 && Code::kBits == 4,
                 "slot dequant: DequantTable8 reads codes of 4 bits packed for operands in bytes");
   static constexpr float kFactor = 1.f;
-  struct Offset {};
+  using Offset = NoOffset;
 
   static __device__ Offset offset() { return {}; }
   static __device__ Offset offset(u32) { return {}; }

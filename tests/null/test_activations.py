@@ -120,6 +120,19 @@ def test_a_static_scale_saturates() -> None:
     ]
 
 
+X = torch.zeros(4, 64, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("scale", [0.0, -2.0, math.nan, math.inf])
+def test_a_static_scale_is_positive(scale: float) -> None:
+    with pytest.raises(UnsupportedError, match="Pass a positive number"):
+        reference.quantize_activation(X, "fp8_tensor", scale=torch.tensor([scale]))
+
+
+def test_scales_found_at_run_time_may_be_nan() -> None:
+    assert _made(scales=torch.full((3, 1), math.nan)).dequantize().isnan().all()
+
+
 # --- the value ------------------------------------------------------------------------------------
 
 
@@ -153,6 +166,10 @@ def test_activations_check_themselves() -> None:
         ({"spec": ActivationSpec.parse("int8_asym")}, "zeros is missing"),
         ({"spec": ActivationSpec.parse("bf16")}, "no codes"),
         ({"shape": (3, 0)}, "empty"),
+        (
+            {"spec": ActivationSpec.parse("int8_tensor"), "scales": torch.full((1, 1), -0.5)},
+            "its scale is -0.5",
+        ),
     ],
 )
 def test_refuses_parts_that_do_not_fit(changes: dict[str, object], message: str) -> None:
@@ -161,8 +178,6 @@ def test_refuses_parts_that_do_not_fit(changes: dict[str, object], message: str)
 
 
 # --- requests -------------------------------------------------------------------------------------
-
-X = torch.zeros(4, 64, dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -183,6 +198,13 @@ X = torch.zeros(4, 64, dtype=torch.bfloat16)
         (X, "int8_tensor", {"scale": torch.ones(2)}, r"scale of torch.float32 \[2\]"),
         (X, "int8", {"second_scale": torch.ones(1)}, "no second scale"),
         (X, "nvfp4", {"second_scale": torch.ones(2)}, r"float32 \[1\]"),
+        *(
+            (X, "int8_tensor", {"scale": scale}, "its scale is .*Pass a positive number")
+            for wrong in (0.0, -1.5, math.nan, math.inf, 1e-60, 1e60)
+            for scale in (wrong, torch.tensor([wrong]))
+        ),
+        (X, "int8_tensor_sfp16", {"scale": torch.tensor([1e-9])}, "its scale is 0.0"),
+        (X, "nvfp4", {"second_scale": torch.zeros(1)}, "its second scale is 0.0"),
         (X, "int8", {"fuse": "relu"}, "'silu_mul', 'gelu', 'gelu_tanh'"),
         (X[:, :63], "int8", {"fuse": "silu_mul"}, "two halves"),
         (X.double(), "int8", {}, "float32, float16, bfloat16"),

@@ -207,8 +207,10 @@ def test_damaged_entry_is_reported_and_built_again(
     cache = KernelCache(tmp_path)
     cache.store(_entry())
     cache.path(KEY).write_bytes(damage(cache.path(KEY).read_bytes()))
+    assert cache.load(KEY) is None
     assert cache.load_or_build(KEY, _entry) == (_entry(), False)
-    assert "cannot be used" in caplog.text
+    assert cache.load(KEY) == _entry()
+    assert caplog.text.count("cannot be used") == 1
     assert cache.load_or_build(KEY, pytest.fail) == (_entry(), True)
 
 
@@ -245,9 +247,9 @@ def test_directory_that_cannot_be_written_costs_a_warning_only(
     (tmp_path / "kernels").write_text("")
     cache = KernelCache(tmp_path)
     with caplog.at_level("WARNING"):
-        entry, from_cache = cache.load_or_build(KEY, _entry)
-    assert (entry, from_cache) == (_entry(), False)
-    assert "HUMMING_CACHE_DIR" in caplog.text
+        for _ in range(2):  # each of which meets it at the lock and at the file
+            assert cache.load_or_build(KEY, _entry) == (_entry(), False)
+    assert caplog.text.count("HUMMING_CACHE_DIR") == 1
 
 
 def _build_slowly(root: str, log: str, start: "multiprocessing.synchronize.Event") -> None:

@@ -130,6 +130,14 @@ def test_explain_opts_into_undocumented(humming: Shell) -> None:
     assert "e3m4 x e3m4" in names("--allow-undocumented")
 
 
+def test_explain_names_the_nearest_group_that_fits(humming: Shell) -> None:
+    words = ("int4_g48 x bf16", "--device", "h200", "-n", "512", "-k", "4800")
+    assert "int4_g32 x bfloat16 is possible" in humming.json("explain", *words)["possible"]
+    assert humming("explain", *words) == 0
+    assert "int4_g32 x bfloat16 is possible" in humming.out
+    assert humming.json("explain", "w4a16", "--device", "h200")["possible"] is None
+
+
 # --- what goes wrong ---------------------------------------------------------------------------
 
 WRONG = {

@@ -32,6 +32,26 @@ def test_compile_fills_a_folder_that_serves_as_cache(
     assert "distinct kernels in" in humming.out
 
 
+def test_compile_tells_of_kernels_that_were_there_before(humming: Shell, tmp_path: Path) -> None:
+    def compiled(problem: str, *more: str) -> Any:
+        words = ("-n", "64", "-k", "128", "-m", "1", "--device", "h100", "--output", str(tmp_path))
+        return humming.json("compile", problem, *words, *more)
+
+    def kept() -> set[str]:
+        return {path.stem for path in tmp_path.rglob("*.kernel")}
+
+    first, second = compiled("int4 x fp16"), compiled("int4 x bf16")
+    assert first["notes"] == []
+    assert second["notes"] == ["1 other kernels were there before; --clean removes such"]
+    keys = [told["kernels"][0]["key"] for told in (first, second)]
+    assert kept() == set(keys)
+    assert compiled("int4 x bf16", "--clean")["notes"] == ["1 other kernels were removed"]
+    assert kept() == {keys[1]}
+    assert compiled("int4 x bf16", "--clean")["notes"] == []
+    told = humming.json("compile", "w4a16", "-n", "64", "-k", "64", "--clean", status=2)
+    assert "--output" in told["error"]["possible"]
+
+
 def test_compile_prepares_the_quantization_of_activations_too(
     humming: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,8 +85,16 @@ def test_run_writes_any_output_type(humming: Shell, out_dtype: str) -> None:
 
 
 def test_run_of_no_tokens(humming: Shell) -> None:
-    told = humming.json("run", "--random", "16x64", "--weight", "int4_g64", "-m", "0", "--check")
-    assert told["passed"] is True
+    words = ("run", "--random", "16x64", "--weight", "int4_g64", "-m", "0")
+    told = humming.json(*words, "--check")
+    assert told["passed"] is None
+    assert told["results"][0]["check"] is None
+    assert "nothing to check" in told["notes"][0]
+    assert humming(*words, "--check") == 0
+    assert "nothing to check" in humming.out
+    assert "ok" not in humming.out.split()
+    assert humming(*words) == 0
+    assert "nothing to check" not in humming.out
 
 
 def test_a_wrong_result_fails_the_check(humming: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

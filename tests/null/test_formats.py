@@ -340,6 +340,12 @@ def test_sizes_are_what_counting_gives(spec: WeightSpec, n: int, k: int) -> None
         ("int4_g32_sue4m3", "float8ue4m3 is no type for scales.*float8e4m3"),
         ("int4_tensor_s2tensor", "both scales would be per tensor"),
         ("int4_s2channel", "both scales would be per channel"),
+        ("fp4_fzp", "float4e2m1 takes tensor, g128, block128, sbf16, s2tensor"),
+        ("int4_g128_zp", "int4 takes tensor, g128, block128, fzp, sbf16, s2tensor"),
+        ("fp4_zpp", "'zpp' is unknown. Known are tensor, channel, g128, block128, sbf16, s2tensor"),
+        ("int4_token", "'token' is one of activation formats. int4 takes .*fzp"),
+        ("uint4_asym", "'asym' is one of activation formats. uint4 takes .*, zp, fzp"),
+        ("fp16_zp", "more than 8 bits. Use a type of 1 to 8 bits.$"),
     ],
 )
 def test_weight_name_is_refused(name: str, message: str) -> None:
@@ -397,6 +403,10 @@ def test_weight_fields_are_refused(fields: dict[str, object], message: str) -> N
         ("int8_static_dynamic", "'dynamic' gives dynamic a second time"),
         ("mxfp8_g128", "mxfp8 says everything already"),
         ("fp8_mx32_sfp16", "'sfp16' gives scale_dtype a second time"),
+        ("fp8_g128_asym", "float8e4m3 takes tensor, g128, mx32, sbf16"),
+        ("fp16_tensor", "Nothing can follow float16"),
+        ("int8_zp", "'zp' is one of weight formats. int8 takes tensor, g128, mx32, asym, sbf16"),
+        ("uint8_zp", "activations have a sign"),
     ],
 )
 def test_activation_name_is_refused(name: str, message: str) -> None:

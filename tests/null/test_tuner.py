@@ -12,10 +12,20 @@ import torch
 
 from humming import measurer, plugins, timing, tuned
 from humming.composer import TUNED_RANGES, KernelPlan, choices, compose, decide, m_range_of
-from humming.errors import CompileError, UnsupportedError
+from humming.errors import CompileError, UnsupportedError, WrongResultError
 from humming.problem import GemmProblem
 from humming.tuned import NO_RECORDS, ProblemKey
-from humming.tuner import CANDIDATES, TOKENS, Budget, Effort, TunedRange, ranges_of, shortlist, tune
+from humming.tuner import (
+    CANDIDATES,
+    TOKENS,
+    Budget,
+    Effort,
+    TunedRange,
+    checked_tokens,
+    ranges_of,
+    shortlist,
+    tune,
+)
 
 Shell = Any  # of conftest.py, which tests do not import
 H200 = plugins.capabilities("h200")
@@ -177,8 +187,35 @@ def test_a_kernel_that_is_wrong_or_not_made_does_not_win() -> None:
 def test_no_kernel_that_is_right_is_an_error() -> None:
     fake = FakeMeasurer()
     fake.wrong = {(place, 8): "all of it" for place in range(CANDIDATES)}
-    with pytest.raises(UnsupportedError, match=r"none of 24 kernels can be used: .*all of it"):
+    with pytest.raises(WrongResultError, match=r"none of 24 kernels can be used: .*all of it"):
         tuned_by(fake)
+
+
+def test_that_no_kernel_can_be_made_is_an_error_of_the_compiler() -> None:
+    fake = FakeMeasurer()
+    fake.unmade = dict.fromkeys(range(CANDIDATES), "out of registers")
+    with pytest.raises(CompileError, match=r"none of 24 kernels can be used: .*out of registers"):
+        tuned_by(fake)
+
+
+@pytest.mark.parametrize("m_range", [*TUNED_RANGES, (1, None)])
+def test_kernels_are_checked_at_both_ends_of_a_range_and_within(m_range: Any) -> None:
+    low, high = m_range
+    last = high or low + random.randrange(3, 5000)
+    checked = checked_tokens(m_range, [last])
+    assert checked[0] == last
+    assert low in checked
+    assert all(low <= m <= last for m in checked)
+    assert any(low < m < last and m % 2 for m in checked)
+
+
+def test_a_kernel_that_is_wrong_at_a_ragged_number_of_tokens_does_not_win() -> None:
+    fake = FakeMeasurer(lambda plan, m: 1 + fake.plans.index(plan))
+    fake.wrong = {(0, 33): "the least", (1, 49): "within"}
+    (found,) = tuned_by(fake, (64,))
+    assert [kernel.reason for kernel in found.wrong] == ["the least", "within"]
+    assert found.chosen.us == {64: 3}
+    assert {m for m, _, _ in fake.rounds} == {64}, "what is checked besides is not timed"
 
 
 def test_what_nothing_serves_is_an_error() -> None:
@@ -210,6 +247,22 @@ def test_a_budget_ends_rounds_early_and_leaves_ranges_out() -> None:
     assert [one.m_range for one in found] == [(1, 8), (9, 16), (17, 32)]
     assert not any(one.complete for one in found)
     assert fake.rounds == [(8, 24, 2), (16, 24, 2), (32, 24, 2)]
+
+
+def test_the_time_of_ranges_that_are_left_out_is_that_of_the_others() -> None:
+    now = [0.0]
+    budget = Budget(Effort(seconds=60, clock=lambda: now[0]), 6)
+    assert budget.begin()
+    now[0] = 9.0
+    assert not budget.is_spent()
+    now[0] = 10.0
+    assert budget.is_spent()
+    budget.skip(3)
+    assert budget.begin()
+    now[0] = 34.0
+    assert not budget.is_spent()
+    now[0] = 35.0
+    assert budget.is_spent(), "half of what was left, for two ranges"
 
 
 def test_with_time_enough_nothing_is_cut() -> None:
@@ -360,6 +413,44 @@ def test_of_several_layers_one_that_cannot_be_tuned_does_not_cost_the_others(
     assert "64x128: FAILED: no compiler" in humming.out
 
 
+def test_a_range_without_a_right_kernel_is_a_failed_check_and_does_not_cost_the_others(
+    humming: Shell, card: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def check(self: FakeMeasurer, place: int, m: int) -> str:
+        return "7 of 9 outputs" if m == 16 else ""
+
+    monkeypatch.setattr(card, "check", check)
+    told = humming.json(*SMALL, status=1)
+    assert [found["m_range"] for found in told["ranges"]] == [[1, 8], [513, 1024]]
+    (failed,) = told["failed"]
+    assert (failed["name"], failed["type"]) == ("512x1024 m=16", "WrongResultError")
+    assert len(tuned.kept_entries(tmp_path / "records" / "h200.json", "h200")) == 2
+    assert humming(*SMALL) == 1
+    assert "512x1024 m=16: FAILED: " in humming.out
+    alone = humming.json(*SMALL[:-1], "16", status=1)["error"]
+    assert alone["type"] == "WrongResultError"
+
+
+def test_a_layer_that_fails_leaves_its_time_to_the_others(
+    humming: Shell, card: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skipped: list[int] = []
+    skip = Budget.skip
+    monkeypatch.setattr(
+        Budget, "skip", lambda self, ranges: skipped.append(ranges) or skip(self, ranges)
+    )
+
+    def load(self: Any, plans: Sequence[KernelPlan]) -> list[str]:
+        if self.problem.n == 64:
+            raise CompileError("no compiler")
+        return FakeMeasurer.load(self, plans)
+
+    monkeypatch.setattr(card, "load", load)
+    words = ("tune", "w4a16", "--shapes", "64x128,128x128", "-m", "1,16,64", "--seconds", "60")
+    assert len(humming.json(*words, status=3)["ranges"]) == 3
+    assert skipped == [2]
+
+
 def test_a_record_that_cannot_be_kept_is_refused_before_anything_is_measured(
     humming: Shell, card: Any, tmp_path: Path
 ) -> None:
@@ -392,8 +483,9 @@ def test_tune_without_a_card_says_why_not(words: tuple[str, ...], why: str, humm
         (("tune", "w4a16", "--n", "64"), "tune"),
         (("tune", "w4a16"), "tune"),
         (("tune", "w4a16", "-n", "64", "-k", "64", "-m", "1,x"), "'1,x'"),
+        ((*SMALL, "--all-tiles", "--candidates", "3"), "--all-tiles and --candidates 3"),
     ],
-    ids=["unknown-problem", "one-size", "no-size", "no-number"],
+    ids=["unknown-problem", "one-size", "no-size", "no-number", "all-and-some"],
 )
 def test_wrong_requests_are_refused_without_a_card_too(
     words: tuple[str, ...], asked: str, humming: Shell

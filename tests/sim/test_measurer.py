@@ -67,6 +67,21 @@ def test_a_kernel_that_is_wrong_is_found(wrong: str, monkeypatch: pytest.MonkeyP
     assert told.startswith("1 of") is (wrong == "one output")
 
 
+def test_of_many_tokens_the_last_is_always_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = Kernel.launch
+
+    def faulty(self, x, operands, out, stream, tokens=None):
+        launch(self, x, operands, out, stream, tokens)
+        out[-1] += 1
+
+    monkeypatch.setattr(Kernel, "launch", faulty)
+    monkeypatch.setattr("humming.measurer._COMPARED_TOKENS", 2)
+    problem = GemmProblem.parse("int4_g128 x bf16", 64, 128)
+    measurer = CardMeasurer(problem, plugins.capabilities("sim:a100"), -1)
+    measurer.load(plans_of(problem, "sim:a100", (33, 64), 1))
+    assert measurer.check(0, 41).startswith("64 of 128 outputs compared at m = 41")
+
+
 def test_a_kernel_that_cannot_be_compiled_does_not_cost_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
