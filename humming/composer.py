@@ -25,6 +25,7 @@ from humming.lowering import (
     scale_step,
     weight_group,
 )
+from humming.overlap import Overlap, overlap_of
 from humming.problem import GemmProblem, whole_number
 from humming.registry import Registry
 from humming.source import ENTRY, compose_source
@@ -82,7 +83,7 @@ class KernelPlan:
         estimate: at the tokens the plan was asked for.
         entry: C symbol of the kernel.
         source: CUDA source.
-        smem_bytes: dynamic shared memory of a CTA.
+        overlap: shared memory of a CTA, and when the next kernel's may start.
         pdl: whether the kernel may be launched with programmatic dependent launch.
         decision: how the plan came about.
     """
@@ -96,23 +97,35 @@ class KernelPlan:
     estimate: Estimate
     entry: str
     source: str
-    smem_bytes: int
+    overlap: Overlap
     pdl: bool
     decision: Decision
 
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of a CTA."""
+        return self.overlap.smem_bytes
+
     def grid(self, m: int) -> tuple[int, int, int]:
-        """CTAs with `m` tokens: tiles along N in whole clusters, tiles along M, parts of K."""
+        """CTAs with `m` tokens: tiles along N and spare ones, tiles along M, parts of K."""
+        return (
+            self.tiles_n + self.overlap.spare,
+            ceil(m / self.tile.block_m),
+            self.tile.split_k,
+        )
+
+    @property
+    def tiles_n(self) -> int:
+        """Tiles along N, in whole clusters."""
         cluster = self.tile.cluster_n
-        tiles_n = ceil(self.problem.n / (self.tile.block_n * cluster)) * cluster
-        return tiles_n, ceil(m / self.tile.block_m), self.tile.split_k
+        return ceil(self.problem.n / (self.tile.block_n * cluster)) * cluster
 
     def workspace(self, m: int) -> tuple[int, int]:
         """What split K needs at `m` tokens: bytes of fp32 partial tiles, and number of counters."""
-        tiles_n, tiles_m, split_k = self.grid(m)
+        tiles, split_k = self.tiles_n * ceil(m / self.tile.block_m), self.tile.split_k
         if split_k == 1:
             return 0, 0
-        tile_bytes = self.tile.block_n * self.tile.block_m * 4
-        return split_k * tiles_n * tiles_m * tile_bytes, tiles_n * tiles_m
+        return split_k * tiles * self.tile.block_n * self.tile.block_m * 4, tiles
 
     @property
     def roundings(self) -> dict[str, Any]:
@@ -370,7 +383,7 @@ def _built(decision: Decision, chosen: Ready, registry: Registry) -> KernelPlan:
         estimate=at_m,
         entry=ENTRY,
         source=compose_source(problem, lowering, tile, components, caps),
-        smem_bytes=tile.smem_bytes(problem, lowering),
+        overlap=overlap_of(problem, lowering, caps, tile, decision.m_range[1]),
         pdl="griddepcontrol" in caps.features,
         decision=decision,
     )

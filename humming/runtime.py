@@ -20,8 +20,9 @@ from humming.composer import KernelPlan, compose, m_ranges
 from humming.errors import HummingError, PluginError, UnsupportedError
 from humming.problem import GemmProblem
 
-# GemmParams of kernels/params.cuh: 13 addresses, 2 strides, then m, n, k and scales of a token.
-_PARAMS = struct.Struct("<15q4i")
+# GemmParams of kernels/params.cuh: 13 addresses, 2 strides, then m, n, k, scales of a token and
+# whether dependents start early, and padding.
+_PARAMS = struct.Struct("<15q5i4x")
 # Where the tensor map of MappedGemmParams lies.
 _TENSOR_MAP_BYTES = 128
 # Tensor maps that a kernel keeps: activations of a captured or compiled model return to the same
@@ -162,7 +163,12 @@ class Kernel:
         self._task = f"{plan.decision.capabilities.name}, CTAs"
         # Everything that a launch needs of the plan, so that it looks nothing up.
         tile = plan.tile
-        self._n, self._tiles_n = plan.problem.n, plan.grid(1)[0]
+        self._n, self._tiles_n = plan.problem.n, plan.tiles_n
+        self._columns = self._tiles_n + plan.overlap.spare
+        early = plan.overlap.early_ctas
+        self._early_tiles_m = (
+            _MAX_TILES if early is None else early / (self._tiles_n * tile.split_k)
+        )
         self._max_tiles_m = min(_MAX_GRID_Y, _MAX_TILES // self._tiles_n)
         self._block_m, self._split_k, self._block = tile.block_m, tile.split_k, (tile.threads, 1, 1)
         self._partials_bytes = 4 * tile.block_n * tile.block_m * tile.split_k  # a tile
@@ -248,10 +254,11 @@ class Kernel:
             self._n,
             k,
             x_groups,
+            tiles_m >= self._early_tiles_m,
         )
         if self._mapped:
             params += self._maps_of(x, m, codes_at, scales_at, zeros_at)
-        grid = (self._tiles_n, tiles_m, self._split_k)
+        grid = (self._columns, tiles_m, self._split_k)
         try:
             if self._on_host:
                 # The host takes its time, and its launches return when they have ended.

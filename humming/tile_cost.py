@@ -112,7 +112,7 @@ def tile_cost(
     ctas = tiles_n * tiles_m * tile.split_k
     stages = ceil(ceil(problem.k / tile.block_k) / tile.split_k)
     stage_bytes = tile.stage_bytes(problem, lowering)
-    resident = _resident(problem, lowering, caps, tile)
+    resident = resident_ctas(problem, lowering, caps, tile)
     waves = max(1.0, ceil(ctas / rates.sms))
     together = min(resident, waves)  # CTAs that the busiest SM runs at a time
     active = min(1.0, ctas / rates.sms)
@@ -232,7 +232,7 @@ def _scaled_sums(problem: GemmProblem, lowering: Lowering, tile: TileConfig) -> 
     return tile.block_n * tile.block_k / step * tile.block_m
 
 
-def _resident(
+def resident_ctas(
     problem: GemmProblem, lowering: Lowering, caps: DeviceCapabilities, tile: TileConfig
 ) -> int:
     """CTAs of a tile that an SM holds at once, by the limits that are known."""

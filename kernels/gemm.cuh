@@ -32,14 +32,22 @@ __device__ void gemm(const typename MainloopOf<C>::Params& p) {
 
   // Boxes of 128-byte rows are swizzled in a pattern of 1024 bytes.
   extern __shared__ __align__(1024) u8 shared[];
-  if constexpr (C::kDependentLaunch && !Loop::kWaits) ptx::griddepcontrol_wait();
-  const TileIndex tile = C::Scheduler::tile((p.k + C::kBlockK - 1) / C::kBlockK);
+  if constexpr (C::kDependentLaunch) {
+    if (p.early) ptx::griddepcontrol_launch_dependents();
+  }
+  constexpr int kColumnN = C::kBlockN * Loop::kClusterN;
+  const TileIndex tile =
+      C::Scheduler::tile(ceil_div(p.n, kColumnN) * Loop::kClusterN, ceil_div(p.k, C::kBlockK));
   typename Loop::Accumulators acc = {};
   // Threads that only brought operands leave.
   if (!Loop::run(p, shared, tile.n, tile.m, tile.stage_begin, tile.stage_end, acc)) return;
-  // Not earlier: the next grid's CTAs would be placed around this one's, several on the SMs that
-  // have the most room, and run unevenly. Now they start while this one reduces and stores.
-  if constexpr (C::kDependentLaunch) ptx::griddepcontrol_launch_dependents();
+  // Not earlier, if the host has not said so: the next grid's CTAs would be placed around this one's,
+  // several on the SMs that have the most room, and run unevenly. Now they start while this one
+  // reduces and stores.
+  if constexpr (C::kDependentLaunch) {
+    if (!p.early) ptx::griddepcontrol_launch_dependents();
+  }
+  if (tile.spare) return;
   Tail::run(p, shared, tile, acc);
 }
 

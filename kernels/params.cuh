@@ -23,6 +23,7 @@ struct GemmParams {
   int n;
   int k;
   int x_groups;  // scales of a token
+  int early;     // whether the next kernel's CTAs may start beside this one's
 };
 
 // What the driver made of a matrix for copies of boxes.

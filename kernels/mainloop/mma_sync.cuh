@@ -25,6 +25,7 @@
 #include <humming/params.cuh>
 #include <humming/ptx/bits.cuh>
 #include <humming/ptx/global.cuh>
+#include <humming/ptx/grid.cuh>
 #include <humming/ptx/shared.cuh>
 #include <humming/types.cuh>
 
@@ -92,7 +93,7 @@ struct MmaSyncMainloop {
   static constexpr int kStageSize = Weights::kSize + C::kBlockM * kXPitch;
   static constexpr int kSharedBytes = C::kStages * kStageSize;
   static constexpr int kReservedBytes = 0;
-  static constexpr bool kWaits = false;
+  static constexpr int kClusterN = 1;
 
   // (row block, token tile, i) -> row 16 * block + g + 8 * Places::half(i),
   //                               token kTileTokens * tile + Places::token(lane, column(i))
@@ -169,6 +170,8 @@ struct MmaSyncMainloop {
       x = static_cast<const u8*>(p.x) + (token + XRuns::run(0)) * x_pitch + XRuns::piece(0) * 16;
     }
 
+    // Starts the copies of a stage: of all, or of weights or activations alone.
+    template <bool kOfWeights = true, bool kOfTokens = true>
     __device__ void issue(Fetch& fetch, int stage, int slot) const {
       const u32 base = shared + slot * kStageSize;
       const u32 lane_base = base + threadIdx.x * 16;
@@ -179,7 +182,7 @@ struct MmaSyncMainloop {
       for (int i = 0; i < CodeRuns::kCount; ++i, ++at) {
         const bool exists =
             CodeRuns::run(i) < blocks && brick + CodeRuns::piece(i) / (kBrickBytes / 16) < bricks;
-        copy(fetch, at, CodeRuns::mine(i), lane_base + i * kThreads * 16,
+        copy(fetch, at, kOfWeights && CodeRuns::mine(i), lane_base + i * kThreads * 16,
              from + CodeRuns::step(i, i64(bricks) * kBrickBytes), exists);
       }
       const int group = C::kGroupK == 0 ? 0 : stage * C::kBlockK / max_of(C::kGroupK, 1);
@@ -188,7 +191,8 @@ struct MmaSyncMainloop {
       for (int i = 0; i < ScaleRuns::kCount; ++i, ++at) {
         const bool exists =
             ScaleRuns::run(i) < blocks && group + ScaleRuns::piece(i) / kScaleBytes < groups;
-        copy(fetch, at, ScaleRuns::mine(i), lane_base + kCodesSize + i * kThreads * 16,
+        copy(fetch, at, kOfWeights && ScaleRuns::mine(i),
+             lane_base + kCodesSize + i * kThreads * 16,
              from + ScaleRuns::step(i, i64(groups) * 16 * kScaleBytes), exists);
       }
       from = zeros + i64(group) * 16 * kZeroBytes;
@@ -196,7 +200,8 @@ struct MmaSyncMainloop {
       for (int i = 0; i < ZeroRuns::kCount; ++i, ++at) {
         const bool exists =
             ZeroRuns::run(i) < blocks && group + ZeroRuns::piece(i) / kZeroBytes < groups;
-        copy(fetch, at, ZeroRuns::mine(i), lane_base + kCodesSize + kScalesSize + i * kThreads * 16,
+        copy(fetch, at, kOfWeights && ZeroRuns::mine(i),
+             lane_base + kCodesSize + kScalesSize + i * kThreads * 16,
              from + ZeroRuns::step(i, i64(groups) * 16 * kZeroBytes), exists);
       }
       const u32 x_base = base + Weights::kSize;
@@ -205,7 +210,7 @@ struct MmaSyncMainloop {
       for (int i = 0; i < XRuns::kCount; ++i, ++at) {
         const int token = XRuns::run(i), piece = XRuns::piece(i);
         const bool exists = token < tokens && stage * C::kBlockK + 128 / kXBits * piece < k;
-        copy(fetch, at, XRuns::mine(i), x_base + token * kXPitch + 16 * piece,
+        copy(fetch, at, kOfTokens && XRuns::mine(i), x_base + token * kXPitch + 16 * piece,
              from + XRuns::step(i, x_pitch), exists);
       }
     }
@@ -393,10 +398,19 @@ struct MmaSyncMainloop {
     const int warp_n = warp % C::kWarpsN, warp_k = warp / C::kWarpsN;
     const Loader loader(p, ptx::shared_address(shared), tile_n, tile_m);
     Fetch fetch;
+    // Weights that land by themselves come while grids ahead are still running.
+    constexpr bool kWeightsAhead = C::kDependentLaunch && C::Mover::kAsynchronous;
+    if constexpr (kWeightsAhead) {
+#pragma unroll
+      for (int ahead = 0; ahead < C::kStages - 1; ++ahead) {
+        if (begin + ahead < end) loader.template issue<true, false>(fetch, begin + ahead, ahead);
+      }
+    }
+    if constexpr (C::kDependentLaunch) ptx::griddepcontrol_wait();
 #pragma unroll
     for (int ahead = 0; ahead < C::kStages - 1; ++ahead) {
       if (begin + ahead < end) {
-        loader.issue(fetch, begin + ahead, ahead);
+        loader.template issue<!kWeightsAhead, true>(fetch, begin + ahead, ahead);
         fetch.land();
       }
       C::Mover::commit();

@@ -122,13 +122,20 @@ struct BoxedStages {
       if constexpr (kScalesInLoop) C::Mover::prepare(p.scales_map);
       if constexpr (Weights::kHasZero) C::Mover::prepare(p.zeros_map);
     }
-    // Not earlier: a grid ahead may have written the weights, too.
-    if constexpr (C::kDependentLaunch) ptx::griddepcontrol_wait();
     const Source source(p, shared, tile_n, tile_m);
+    // Weights come while grids ahead are still running.
+    const int first = min_of(begin + C::kStages, end);
+    if (lane == 0) {
+      for (int at = begin; at < first; ++at) source.weights(at, ring, at - begin);
+    }
+    if constexpr (C::kDependentLaunch) ptx::griddepcontrol_wait();
     const TokenScales token_scales(p, tile_m);
     for (int at = begin; at < end; ++at, ring.advance()) {
-      ring.wait_empty();
-      if (lane == 0) source.bring(at, ring);
+      if (at >= first) {
+        ring.wait_empty();
+        if (lane == 0) source.weights(at, ring, ring.slot);
+      }
+      if (lane == 0) source.tokens(at, ring);
       if constexpr (kHasTokenScales) {
         token_scales.bring(at, shared + ring.slot * kStageSize + kTokenScalesAt, lane);
         ptx::cp_async_arrive(ring.full + 8 * ring.slot);
@@ -157,11 +164,11 @@ struct BoxedStages {
       if constexpr (kClustered) rank = ptx::cluster_ctarank();
     }
 
-    // Announces a stage and brings it.
-    __device__ void bring(int stage, const Ring& ring) const {
-      const u32 barrier = ring.full + 8 * ring.slot;
+    // Announces a stage, and brings its weights to a slot.
+    __device__ void weights(int stage, const Ring& ring, int slot) const {
+      const u32 barrier = ring.full + 8 * slot;
       ptx::mbarrier_arrive_expect_tx(barrier, kBoxes * kBoxBytes + kWeightBytes);
-      const u32 codes = shared + ring.slot * kStageSize + kBoxes * kBoxBytes;
+      const u32 codes = shared + slot * kStageSize + kBoxes * kBoxBytes;
 #pragma unroll
       for (int box = 0; box < kCodeBoxes; ++box) {
         const int brick = stage * kBricks + box * C::kBoxBricks;
@@ -178,12 +185,18 @@ struct BoxedStages {
         constexpr int kElements = 16 * Weights::kZeroBytes / C::kZeroElementBytes;
         C::Mover::box(zeros, p.zeros_map, group * kElements, first_block, barrier);
       }
+    }
+
+    // Brings the tokens of a stage to the slot at hand.
+    __device__ void tokens(int stage, const Ring& ring) const {
 #pragma unroll
-      for (int box = 0; box < kBoxes; ++box) tokens(stage, box, ring.slot, barrier);
+      for (int box = 0; box < kBoxes; ++box) {
+        token_box(stage, box, ring.slot, ring.full + 8 * ring.slot);
+      }
     }
 
     // This CTA's share of a box of tokens, for all CTAs of the cluster.
-    __device__ void tokens(int stage, int box, int slot, u32 barrier) const {
+    __device__ void token_box(int stage, int box, int slot, u32 barrier) const {
       constexpr int kShare = C::kBlockM / C::kClusterN;
       const u32 to = shared + slot * kStageSize + box * kBoxBytes + rank * kShare * 128;
       const int column = stage * C::kBlockK + box * kBoxK, row = first_token + rank * kShare;

@@ -59,8 +59,7 @@ struct WgmmaMainloop {
   using TokenScales = StoredTokenScales<C>;
   static constexpr int kReservedBytes = Stages::kReservedBytes;
   static constexpr int kSharedBytes = Stages::kSharedBytes;
-  // It waits for the grids ahead of it by itself, where it first needs what they write.
-  static constexpr bool kWaits = true;
+  static constexpr int kClusterN = C::kClusterN;
 
   // (row block, token tile, i) -> row 16 * block + g + 8 * Places::half(i),
   //                               token kTileTokens * tile + Places::token(lane, column(i))

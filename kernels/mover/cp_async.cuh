@@ -8,6 +8,9 @@
 namespace humming {
 
 struct CpAsyncMover {
+  // Copies land without the threads that started them.
+  static constexpr bool kAsynchronous = true;
+
   // The copies of one thread for one pipeline stage.
   template <int kCount>
   struct Fetch {

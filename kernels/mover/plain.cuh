@@ -9,6 +9,8 @@
 namespace humming {
 
 struct PlainMover {
+  static constexpr bool kAsynchronous = false;
+
   // The copies of one thread for one pipeline stage.
   template <int kCount>
   struct Fetch {

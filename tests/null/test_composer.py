@@ -369,7 +369,7 @@ def test_every_class_of_tuning_gives_a_kernel_that_fits(device, text, m_range):
     caps = devices()[device]
     asked = problem(f"{text} x fp16", n=448, k=1536)
     made = compose(asked, caps, m_range)
-    assert made.smem_bytes == made.tile.smem_bytes(asked, made.lowering)
+    assert made.smem_bytes >= made.tile.smem_bytes(asked, made.lowering)
     assert made.smem_bytes <= caps.smem_per_block_bytes
     assert made.tile.block_m >= 8
     assert made.m_range == m_range

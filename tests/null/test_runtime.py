@@ -24,7 +24,7 @@ POINTERS = [
     *("codes", "scales", "zeros", "second_scale", "row_sums", "bias"),
     *("out", "partials", "counters"),
 ]
-FIELDS = [*POINTERS, "x_stride", "out_stride", "m", "n", "k", "x_groups"]
+FIELDS = [*POINTERS, "x_stride", "out_stride", "m", "n", "k", "x_groups", "early"]
 
 
 @dataclass
@@ -79,7 +79,7 @@ def _tensors(m: int) -> tuple[torch.Tensor, Operands, torch.Tensor]:
 
 
 def _params(launch: tuple[Any, ...]) -> dict[str, int]:
-    return dict(zip(FIELDS, struct.unpack("<15q4i", launch[2]), strict=True))
+    return dict(zip(FIELDS, struct.unpack("<15q5i4x", launch[2]), strict=True))
 
 
 def test_fields_are_those_of_the_kernels() -> None:
@@ -88,7 +88,7 @@ def test_fields_are_those_of_the_kernels() -> None:
     found = re.findall(r"^ *([\w ]+?\*?) (\w+);", body.group(1), re.MULTILINE)
     assert [name for _, name in found] == FIELDS
     kinds = Counter("q" if "*" in kind or kind == "long long" else kind for kind, _ in found)
-    assert kinds == {"q": 15, "int": 4}
+    assert kinds == {"q": 15, "int": 5}
 
 
 def test_kernel_is_handed_addresses_strides_and_sizes(fake: FakeRuntime) -> None:
@@ -118,6 +118,7 @@ def test_kernel_is_handed_addresses_strides_and_sizes(fake: FakeRuntime) -> None
         "n": PROBLEM.n,
         "k": PROBLEM.k,
         "x_groups": 0,
+        "early": 1,
     }
 
 

@@ -26,7 +26,7 @@ errors = importlib.import_module("humming.devices.simulator.errors")
 
 DEVICES = ("t4", "a100", "h200")
 TORCH = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-_PARAMS = struct.Struct("<15q4i")
+_PARAMS = struct.Struct("<15q5i4x")
 
 
 def compiled(source: str, entry: str, caps: DeviceCapabilities) -> str:
@@ -90,7 +90,7 @@ class Product:
         # No scales of tokens, sums of rows or bias.
         params = _PARAMS.pack(
             x, 0, 0, 0, *weight, 0, 0, self.out.data_ptr(), partials, counters, *strides,
-            self.m, self.n, self.k, 0,
+            self.m, self.n, self.k, 0, 0,
         )  # fmt: skip
         if plan.lowering.has_producer:
             tokens = (x, strides[0], self.m, self.k, self.x.element_size())
