@@ -107,25 +107,18 @@ class KernelPlan:
         return self.overlap.smem_bytes
 
     def grid(self, m: int) -> tuple[int, int, int]:
-        """CTAs with `m` tokens: tiles along N and spare ones, tiles along M, parts of K."""
-        return (
-            self.tiles_n + self.overlap.spare,
-            ceil(m / self.tile.block_m),
-            self.tile.split_k,
-        )
-
-    @property
-    def tiles_n(self) -> int:
-        """Tiles along N, in whole clusters."""
+        """CTAs with `m` tokens: tiles along N in whole clusters, tiles along M, parts of K."""
         cluster = self.tile.cluster_n
-        return ceil(self.problem.n / (self.tile.block_n * cluster)) * cluster
+        tiles_n = ceil(self.problem.n / (self.tile.block_n * cluster)) * cluster
+        return tiles_n, ceil(m / self.tile.block_m), self.tile.split_k
 
     def workspace(self, m: int) -> tuple[int, int]:
         """What split K needs at `m` tokens: bytes of fp32 partial tiles, and number of counters."""
-        tiles, split_k = self.tiles_n * ceil(m / self.tile.block_m), self.tile.split_k
+        tiles_n, tiles_m, split_k = self.grid(m)
         if split_k == 1:
             return 0, 0
-        return split_k * tiles * self.tile.block_n * self.tile.block_m * 4, tiles
+        tile_bytes = self.tile.block_n * self.tile.block_m * 4
+        return split_k * tiles_n * tiles_m * tile_bytes, tiles_n * tiles_m
 
     @property
     def roundings(self) -> dict[str, Any]:

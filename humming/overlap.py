@@ -1,17 +1,11 @@
 """When a kernel may let the next one's CTAs start: beside its own, and without crowding them.
 
-With programmatic dependent launch the CTAs of the next kernel start once all of a grid have told that
-they may. There they copy the first weights, which no kernel before has to write, and wait for this
-grid to end only then. The earlier that is told the better, unless the scheduler crowds them: it puts
-them where there is room, and SMs that are idle have room for two. Such an SM ends last; on an H200
-that costs 5 of 12 us. So they are told early where
-
-- an SM holds one CTA: the next one's start when it ends,
-- a grid has as many CTAs as there are SMs: all have the same room. If a few are missing, spare ones
-  compute a tile again and drop it,
-- a grid fills all SMs as often as they have room.
-
-A grid of fewer CTAs than SMs takes so much shared memory that an SM holds one.
+With programmatic dependent launch the CTAs of the next kernel start once all of a grid have told
+that they may. There they copy the first weights, which no kernel before has to write, and wait for
+this grid to end only then. The earlier that is told the better, unless the scheduler crowds them:
+it puts them where there is room, and idle SMs have room for two, which end last (on an H200 that
+costs 5 of 12 us). So it is told early where an SM holds one CTA, which a grid of no more CTAs than
+SMs takes enough shared memory for, and where a grid fills all SMs as often as they have room.
 """
 
 from dataclasses import dataclass
@@ -23,8 +17,6 @@ from humming.problem import GemmProblem
 from humming.tile_cost import resident_ctas
 from humming.tiles import TileConfig
 
-# Spare CTAs read weights again, from L2, and so cost something.
-_MOST_SPARE = 1 / 8
 # Shared memory of a CTA that the system takes.
 _RESERVED_BYTES = 1024
 
@@ -37,12 +29,10 @@ class Overlap:
         smem_bytes: dynamic shared memory of a CTA.
         early_ctas: from so many CTAs on the next kernel's may start at once; None for never, so
             that they start when this one's tiles are summed.
-        spare: columns of CTAs beyond those of the tiles.
     """
 
     smem_bytes: int
     early_ctas: int | None = None
-    spare: int = 0
 
 
 def overlap_of(
@@ -58,11 +48,7 @@ def overlap_of(
         return Overlap(smem_bytes)
     resident = resident_ctas(problem, lowering, caps, tile)
     columns = ceil(problem.n / (tile.block_n * tile.cluster_n)) * tile.cluster_n
-    ctas = columns * tile.split_k
-    if high is None or high > tile.block_m or ctas > sms:
+    if high is None or high > tile.block_m or columns * tile.split_k > sms:
         return Overlap(smem_bytes, 0 if resident == 1 else resident * sms)
-    missing = sms - ctas
-    if resident > 1 and missing <= sms * _MOST_SPARE and tile.cluster_n == 1:
-        return Overlap(smem_bytes, 0, missing // tile.split_k)
     alone = caps.smem_per_sm_bytes // 2 - _RESERVED_BYTES + 1
     return Overlap(max(smem_bytes, min(alone, caps.smem_per_block_bytes or 0)), 0)

@@ -163,8 +163,7 @@ class Kernel:
         self._task = f"{plan.decision.capabilities.name}, CTAs"
         # Everything that a launch needs of the plan, so that it looks nothing up.
         tile = plan.tile
-        self._n, self._tiles_n = plan.problem.n, plan.tiles_n
-        self._columns = self._tiles_n + plan.overlap.spare
+        self._n, self._tiles_n = plan.problem.n, plan.grid(1)[0]
         early = plan.overlap.early_ctas
         self._early_tiles_m = (
             _MAX_TILES if early is None else early / (self._tiles_n * tile.split_k)
@@ -258,7 +257,7 @@ class Kernel:
         )
         if self._mapped:
             params += self._maps_of(x, m, codes_at, scales_at, zeros_at)
-        grid = (self._columns, tiles_m, self._split_k)
+        grid = (self._tiles_n, tiles_m, self._split_k)
         try:
             if self._on_host:
                 # The host takes its time, and its launches return when they have ended.

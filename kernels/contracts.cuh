@@ -84,21 +84,18 @@ concept Scales = requires(typename T::Storage code, float (&values)[2]) {
   T::template operands<F16>(code, code);
 };
 
-// Names the output tile and the range of K of a CTA, and whether it is one too many.
+// Names the output tile and the range of K of a CTA.
 template <class T>
-concept TileScheduler = requires(int tiles_n, int stages) {
-  T::tile(tiles_n, stages).n;
-  T::tile(tiles_n, stages).m;
-  T::tile(tiles_n, stages).linear;
-  T::tile(tiles_n, stages).tiles;
-  T::tile(tiles_n, stages).spare;
-  T::tile(tiles_n, stages).stage_begin;
-  T::tile(tiles_n, stages).stage_end;
+concept TileScheduler = requires(int stages) {
+  T::tile(stages).n;
+  T::tile(stages).m;
+  T::tile(stages).linear;
+  T::tile(stages).stage_begin;
+  T::tile(stages).stage_end;
 };
 
 // Sums a CTA's tile over its range of K, and waits for the grids ahead before it reads what they may
-// have written: all but the weights. kReservedBytes at the end of shared memory are its own, and
-// kClusterN CTAs of neighbouring rows form a cluster.
+// have written: all but the weights. kReservedBytes at the end of shared memory are its own.
 template <class T>
 concept Mainloop = requires {
   typename T::Params;
@@ -106,7 +103,6 @@ concept Mainloop = requires {
   T::kThreads;
   T::kSharedBytes;
   T::kReservedBytes;
-  T::kClusterN;
   T::sync();
 };
 

@@ -35,9 +35,7 @@ __device__ void gemm(const typename MainloopOf<C>::Params& p) {
   if constexpr (C::kDependentLaunch) {
     if (p.early) ptx::griddepcontrol_launch_dependents();
   }
-  constexpr int kColumnN = C::kBlockN * Loop::kClusterN;
-  const TileIndex tile =
-      C::Scheduler::tile(ceil_div(p.n, kColumnN) * Loop::kClusterN, ceil_div(p.k, C::kBlockK));
+  const TileIndex tile = C::Scheduler::tile((p.k + C::kBlockK - 1) / C::kBlockK);
   typename Loop::Accumulators acc = {};
   // Threads that only brought operands leave.
   if (!Loop::run(p, shared, tile.n, tile.m, tile.stage_begin, tile.stage_end, acc)) return;
@@ -47,7 +45,6 @@ __device__ void gemm(const typename MainloopOf<C>::Params& p) {
   if constexpr (C::kDependentLaunch) {
     if (!p.early) ptx::griddepcontrol_launch_dependents();
   }
-  if (tile.spare) return;
   Tail::run(p, shared, tile, acc);
 }
 

@@ -49,8 +49,9 @@ struct TileEpilogue {
     const int token0 = tile.m * C::kBlockM, row0 = tile.n * C::kBlockN;
     Sum* part = nullptr;
     if constexpr (C::kSplitK > 1) {
+      const i64 tiles = i64(gridDim.x) * gridDim.y;
       part = static_cast<Sum*>(p.partials) +
-             (blockIdx.z * i64(tile.tiles) + tile.linear) * (C::kBlockM * C::kBlockN);
+             (blockIdx.z * tiles + tile.linear) * (C::kBlockM * C::kBlockN);
     }
     const bool whole = is_whole(p, row0);
 #pragma unroll
@@ -217,7 +218,7 @@ struct TileEpilogue {
     __threadfence();
     const int token0 = tile.m * C::kBlockM, row0 = tile.n * C::kBlockN;
     const bool whole = is_whole(p, row0);
-    const i64 tiles = tile.tiles;
+    const i64 tiles = i64(gridDim.x) * gridDim.y;
     const Sum* parts =
         static_cast<const Sum*>(p.partials) + i64(tile.linear) * (C::kBlockM * C::kBlockN);
     for (int unit = threadIdx.x; unit < C::kBlockM * kUnitsPerToken; unit += kThreads) {

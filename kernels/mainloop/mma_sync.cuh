@@ -93,7 +93,6 @@ struct MmaSyncMainloop {
   static constexpr int kStageSize = Weights::kSize + C::kBlockM * kXPitch;
   static constexpr int kSharedBytes = C::kStages * kStageSize;
   static constexpr int kReservedBytes = 0;
-  static constexpr int kClusterN = 1;
 
   // (row block, token tile, i) -> row 16 * block + g + 8 * Places::half(i),
   //                               token kTileTokens * tile + Places::token(lane, column(i))

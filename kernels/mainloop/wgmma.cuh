@@ -59,7 +59,6 @@ struct WgmmaMainloop {
   using TokenScales = StoredTokenScales<C>;
   static constexpr int kReservedBytes = Stages::kReservedBytes;
   static constexpr int kSharedBytes = Stages::kSharedBytes;
-  static constexpr int kClusterN = C::kClusterN;
 
   // (row block, token tile, i) -> row 16 * block + g + 8 * Places::half(i),
   //                               token kTileTokens * tile + Places::token(lane, column(i))

@@ -15,8 +15,6 @@ struct TileIndex {
   int n;
   int m;
   int linear;       // number of the tile, for workspaces
-  int tiles;        // of all
-  bool spare;       // whether another CTA computes it
   int stage_begin;  // pipeline stages of K that this CTA sums, [begin, end)
   int stage_end;
 };
@@ -24,13 +22,10 @@ struct TileIndex {
 template <int kGroup, int kSplitK>
 struct RasterScheduler {
   static constexpr int kGroupTiles = kGroup;
-  // Columns of CTAs beyond the tiles compute the first ones once more.
-  static __device__ TileIndex tile(int tiles_n, int stages) {
-    const int tiles_m = gridDim.y;
+  static __device__ TileIndex tile(int stages) {
+    const int tiles_n = gridDim.x, tiles_m = gridDim.y;
     TileIndex index;
-    index.tiles = tiles_n * tiles_m;
-    index.spare = blockIdx.x >= tiles_n;
-    index.linear = blockIdx.y * tiles_n + blockIdx.x - (index.spare ? tiles_n : 0);
+    index.linear = blockIdx.y * tiles_n + blockIdx.x;
     const int per_group = kGroup * tiles_m;
     const int group = index.linear / per_group;
     const int inside = index.linear - group * per_group;
