@@ -29,6 +29,8 @@ _EXPORTS = {
     "matmul": "humming.ops",
     "QuantLinear": "humming.nn",
     "load_linear": "humming.checkpoints.checkpoint",
+    "save_packed": "humming.checkpoints.packed_writer",
+    "load_packed": "humming.checkpoints.packed_reader",
     "HummingError": "humming.errors",
     "UnsupportedError": "humming.errors",
     "CompileError": "humming.errors",
