@@ -29,6 +29,7 @@ _EXPORTS = {
     "matmul": "humming.ops",
     "QuantLinear": "humming.nn",
     "load_linear": "humming.checkpoints.checkpoint",
+    "load_model": "humming.checkpoints.model",
     "save_packed": "humming.checkpoints.packed_writer",
     "load_packed": "humming.checkpoints.packed_reader",
     "HummingError": "humming.errors",

@@ -1,15 +1,21 @@
 """A checkpoint as one thing: its configuration, its tensors, and its modules."""
 
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from humming.checkpoints.decisions import Decision, Linear
 from humming.checkpoints.gguf import GgufFile
 from humming.checkpoints.methods import Lists, Method, find_config, method_of, unused_configs
-from humming.checkpoints.module_parts import ModuleParts
+from humming.checkpoints.module_parts import FLOATS, ModuleParts
 from humming.checkpoints.scaled import plain_linear
 from humming.checkpoints.tensors import TensorSource, matrices
 from humming.errors import CheckpointError, check_type
+
+# Scales of caches and of products that are no linear layers stand among the tensors of those that
+# are, and belong to the model.
+_OF_ATTENTION = ("k_scale", "v_scale", "q_scale", "prob_scale", "output_scale")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,40 @@ class Checkpoint:
         if isinstance(self.method, Lists):
             return tuple(self.method.modules(self.tensors))
         return tuple(matrices(self.tensors))
+
+    def quantized_modules(self) -> dict[str, tuple[str, ...]]:
+        """The modules that are no plain layers by their tensors, and the names of these.
+
+        What holds a weight of ordinary numbers is plain, whatever the configuration says.
+        """
+        if self.tensors is None:
+            return {}
+        parts: dict[str, list[str]] = defaultdict(list)
+        for name in self.tensors.names:
+            module, _, part = name.rpartition(".")
+            if part not in _OF_ATTENTION:
+                parts[module].append(name)
+        found = {}
+        for module in self.modules():
+            if isinstance(self.method, Lists):
+                names = tuple(self.method.tensors_of(module, self.tensors))
+            else:
+                names = tuple(parts[module])
+            if not self._is_plain(module, names):
+                found[module] = names
+        return found
+
+    def _is_plain(self, module: str, names: Iterable[str]) -> bool:
+        """Whether the names are those of a plain layer, and the weight is of ordinary numbers."""
+        weight = ""
+        for name in names:
+            if not name.endswith((".weight", ".bias")):
+                return False
+            weight = name if name.endswith(".weight") else weight
+        if not weight or self.tensors is None:
+            return False
+        is_packed = self.tensors.dtype(weight) not in FLOATS
+        return not is_packed or self.decide(module).action == "plain"
 
     def decide(self, module: str) -> Decision:
         """What the configuration says of a module; without one every module is plain."""

@@ -79,15 +79,15 @@ class Linear:
         self,
         device: torch.device | str | None = None,
         *,
+        activation: ActivationSpec | str | None = None,
         scale_dtype: DataType | str | None = None,
     ) -> QuantLinear | torch.nn.Linear:
         """The layer to compute with: a `QuantLinear`, or torch's own where nothing is quantized.
 
-        Activations are quantized as the checkpoint wants; for others use `dataclasses.replace` on
-        `activation` and `activation_scale` first.
-
         Args:
             device: where to pack and to leave it; None for where the tensors lie.
+            activation: what to quantize activations to instead of what the checkpoint wants, "fp16"
+                or "bf16" to leave them; None for what it wants.
             scale_dtype: float16 or bfloat16 to round scales and zero points of a quantized weight
                 to, see `round_scales`; None keeps them.
 
@@ -98,12 +98,16 @@ class Linear:
         if isinstance(weight, QuantizedWeight):
             if scale_dtype is not None:
                 weight = round_scales(weight, scale_dtype)
+            wanted, static = self.activation, self.activation_scale
+            if activation is not None and ActivationSpec.parse(activation) != wanted:
+                # A static scale is that of one format.
+                wanted, static = ActivationSpec.parse(activation), None
             return QuantLinear.from_quantized(
                 weight,
                 bias,
-                activation=self.activation,
+                activation=wanted,
                 device=device,
-                activation_scale=self.activation_scale,
+                activation_scale=static,
                 input_permutation=self.input_permutation,
                 input_scale=self.input_scale,
             )
