@@ -27,12 +27,11 @@ def path(linear: Linear, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("device", ["t4", "a100", "h200", "b300", "rtx5090", "zw810e"])
-def test_products(device: str, linear: Linear, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HUMMING_SIMULATE", device)
-    x = torch.randn(3, K, dtype=torch.float16)
-    with torch.no_grad():
-        out = humming.load_model(path).layers["layer"](x)
-    rows = x[:, linear.input_permutation]
+def test_products(device: str, linear: Linear, path: Path) -> None:
+    layer = humming.load_model(path).layers["layer"]
+    assert torch.equal(layer.input_permutation, linear.input_permutation)
+    rows = torch.randn(3, K, dtype=torch.float16)[:, layer.input_permutation]
+    out = humming.matmul(rows, layer.packed, layer.bias, device=f"sim:{device}")
     problem = GemmProblem.parse("int4_g64 x float16", N, K, bias=True)
     plan = humming.plan(problem, humming.capabilities(device), m=3)
     exact = reference.matmul(rows, linear.weight, linear.bias)
