@@ -81,6 +81,7 @@ def multiply_quantized(
     weight_format: str,
     shape: tuple[int, int],
     out_dtype: torch.dtype | None = None,
+    scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Quantizes x [..., K] and multiplies it, in operators alone: for layers, which are traced.
 
@@ -90,6 +91,7 @@ def multiply_quantized(
         activation, weight_format: names.
         shape: (N, K) of the weight.
         out_dtype: by default that of x.
+        scale: known beforehand: [1, 1] of formats with one scale, else [1], the factor on top.
     """
     if x.dim() < 1 or x.shape[-1] != shape[1]:
         _refuse(
@@ -99,8 +101,12 @@ def multiply_quantized(
         )
     if not x.is_floating_point() or x.element_size() > 4:
         _refuse(f"activations of {x.dtype}", "they are no floats of 16 or 32 bits", "Cast them.")
-    codes, scales, zeros = codes_of(x, activation)
-    made = codes, scales, zeros if zeros is not None and zeros.numel() else None, None
+    second = None
+    if scale is not None and scale.dim() == 1:
+        scale, second = None, scale
+    codes, found, zeros = codes_of(x, activation, scale=scale, second_scale=second)
+    scales = found if scale is None else scale
+    made = codes, scales, zeros if zeros is not None and zeros.numel() else None, second
     run: Any = _run if is_plain(x, bias) else _OPERATOR
     out = run(*made, *weight, bias, activation, weight_format, *shape, out_dtype or x.dtype)
     result: torch.Tensor = out.view(*x.shape[:-1], shape[0])
