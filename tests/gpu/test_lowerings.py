@@ -4,8 +4,6 @@ An older device's rows, movers and shared memory in place of the card's own make
 what it would choose there; compiled for the card, the same instructions run on it.
 """
 
-from dataclasses import replace
-
 import products
 import pytest
 import torch
@@ -13,7 +11,7 @@ import torch
 import humming
 from humming import reference
 from humming.capability import DeviceCapabilities
-from humming.composer import M_RANGES, compose
+from humming.composer import M_RANGES, compose, compose_as
 from humming.plugins import capabilities
 from humming.problem import GemmProblem
 from humming.runtime import Kernel, Operands
@@ -130,9 +128,7 @@ def test_results_repeat_bit_for_bit(device):
 
 def test_all_tiles_of_a_problem_agree():
     """Every tile that the composer may choose, not only the one that it does."""
-    from humming import plugins
     from humming.compiler import compile_many
-    from humming.source import ENTRY, compose_source
     from humming.tiles import candidates
 
     caps = capabilities()
@@ -140,22 +136,11 @@ def test_all_tiles_of_a_problem_agree():
     weight = weight_of(272, 1216, "int4_g64")
     packed = humming.pack(weight)
     operands = Operands(packed.codes, packed.scales, None, None, None)
-    registry = plugins.registry()
     for m_range in ((9, 16), (33, 64)):
         chosen = compose(problem, caps, m_range)
-        components = {
-            needed.slot: registry.components(needed.slot, needed.serves)[0]
-            for needed in chosen.lowering.requirements(problem)
-        }
         tiles = candidates(problem, chosen.lowering, caps, m_range)
         plans = [
-            replace(
-                chosen,
-                tile=tile,
-                entry=ENTRY,
-                source=compose_source(problem, chosen.lowering, tile, components, caps),
-                smem_bytes=tile.smem_bytes(problem, chosen.lowering),
-            )
+            compose_as(problem, caps, m_range, chosen.lowering, tile)
             for tile in tiles[:: max(1, len(tiles) // 40)]
         ]
         x = torch.randn(m_range[1], 1216, device="cuda", dtype=torch.float16)
