@@ -32,6 +32,7 @@ LAYERS = (
     ("ops",),
     ("nn", "tuner", "measurer"),
     ("checkpoints",),
+    ("model_quantizer",),
     ("cli", "testing"),
     ("__main__",),
 )
