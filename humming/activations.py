@@ -426,6 +426,8 @@ def _check(
     fuse: str,
 ) -> None:
     asked = f"quantizing {str(x.dtype).removeprefix('torch.')} {list(x.shape)} to {spec}"
+    if spec.granularity == "tensor" and scale is None:
+        _refuse(asked, "its scale is known beforehand, and none is given", "Pass a scale.")
     if x.dtype not in SOURCE_DTYPES:
         _refuse(asked, "these are no activations", f"Possible: {', '.join(INPUTS)}.")
     if fuse not in FUSED:

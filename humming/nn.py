@@ -8,6 +8,7 @@ import torch
 
 from humming.errors import UnsupportedError, check_type
 from humming.formats import ActivationSpec, WeightSpec
+from humming.layer_inputs import input_scale_of, permutation_of, static_scale
 from humming.ops import MISUSE, check_arguments, multiply
 from humming.packing import PackedWeight, check_packed, pack
 from humming.quantized import QuantizedWeight
@@ -16,10 +17,13 @@ from humming.quantizer import quantize
 from humming.runtime import Operands
 
 _PACKED = ("codes", "scales", "zeros", "second_scale")
+_INPUT = ("input_scale", "input_permutation", "activation_scale")
 
 
 class QuantLinear(torch.nn.Module):
     """A linear layer for inference whose weight is packed; see `humming.matmul` for what it takes.
+
+    It multiplies `(x * input_scale)[..., input_permutation]` with the weight and adds the bias.
 
     Casting the module (`half()`, `to(torch.bfloat16)`, ...) casts the bias alone: codes, scales and
     zero points are what the format says, and keep their dtypes. Moving it moves everything.
@@ -35,6 +39,13 @@ class QuantLinear(torch.nn.Module):
         activation: "fp16" or "bf16" to accept only these activations; a format such as "int8" or
             "fp8" to quantize them to, in each call and with scales of their own; None accepts both
             16-bit types as they are.
+        activation_scale: the one scale of formats whose scale is known beforehand, such as
+            "fp8_tensor", or the factor on top of the scales of "nvfp4" (1 without): a number, or a
+            tensor of one.
+        input_permutation: integers [K]: column k of the weight belongs to input
+            `input_permutation[k]`. None for their own order.
+        input_scale: [K] of a floating dtype, by which activations are multiplied before anything
+            else, in float32 and rounded once; or None.
 
     Attributes:
         in_features, out_features: K and N.
@@ -47,6 +58,9 @@ class QuantLinear(torch.nn.Module):
     second_scale: torch.Tensor | None
     bias: torch.Tensor | None
     row_sums: torch.Tensor | None
+    activation_scale: torch.Tensor | None
+    input_permutation: torch.Tensor | None
+    input_scale: torch.Tensor | None
 
     def __init__(
         self,
@@ -54,6 +68,9 @@ class QuantLinear(torch.nn.Module):
         bias: torch.Tensor | None = None,
         *,
         activation: ActivationSpec | str | None = None,
+        activation_scale: torch.Tensor | float | None = None,
+        input_permutation: torch.Tensor | None = None,
+        input_scale: torch.Tensor | None = None,
     ) -> None:
         super().__init__()
         check_packed(weight, "a QuantLinear")
@@ -89,8 +106,17 @@ class QuantLinear(torch.nn.Module):
         if bias is not None:
             dtype = self.activation_dtype or bias.dtype
             buffers["bias"] = bias.detach().to(weight.codes.device, dtype).contiguous()
+        inputs = {
+            "activation_scale": static_scale(self.activation_spec, activation_scale),
+            "input_permutation": permutation_of(input_permutation, self.in_features),
+            "input_scale": input_scale_of(input_scale, self.in_features),
+        }
+        for name, tensor in inputs.items():
+            if tensor is not None:
+                buffers[name] = tensor.to(weight.codes.device)
         # Those that are None come last: torch.export loses count of buffers after one.
-        for name in sorted((*_PACKED, "bias", "row_sums"), key=lambda name: name not in buffers):
+        names = (*_PACKED, "bias", "row_sums", *_INPUT)
+        for name in sorted(names, key=lambda name: name not in buffers):
             # What follows from the weight is no part of the state.
             self.register_buffer(name, buffers.get(name), persistent=name != "row_sums")
 
@@ -105,6 +131,7 @@ class QuantLinear(torch.nn.Module):
         device: torch.device | str | None = None,
         *,
         method: str = "absmax",
+        activation_scale: torch.Tensor | float | None = None,
     ) -> "QuantLinear":
         """Quantizes and packs the weight of a linear layer, which stays as it is.
 
@@ -115,6 +142,7 @@ class QuantLinear(torch.nn.Module):
                 or what activations are quantized to, as for the class.
             device: where to quantize and to leave the result; None for the layer's own.
             method: how scales are chosen, see `humming.quantize`.
+            activation_scale: as for the class.
         """
         if not isinstance(linear, torch.nn.Linear):
             raise UnsupportedError(
@@ -124,7 +152,9 @@ class QuantLinear(torch.nn.Module):
             )
         matrix = linear.weight.detach().to(device or linear.weight.device)
         quantized = quantize(matrix, weight, method=method)
-        return cls.from_quantized(quantized, linear.bias, activation=activation)
+        return cls.from_quantized(
+            quantized, linear.bias, activation=activation, activation_scale=activation_scale
+        )
 
     @classmethod
     def from_quantized(
@@ -134,10 +164,14 @@ class QuantLinear(torch.nn.Module):
         *,
         activation: ActivationSpec | str | None = None,
         device: torch.device | str | None = None,
+        **inputs: Any,
     ) -> "QuantLinear":
-        """Packs a quantized weight, on `device` if given, else where it lies."""
+        """Packs a quantized weight, on `device` if given, else where it lies.
+
+        `inputs` are `activation_scale`, `input_permutation` and `input_scale` of the class.
+        """
         packed = pack(weight, device=device, activation=activation or "fp16")
-        return cls(packed, bias, activation=activation)
+        return cls(packed, bias, activation=activation, **inputs)
 
     @classmethod
     def from_packed(
@@ -146,9 +180,10 @@ class QuantLinear(torch.nn.Module):
         bias: torch.Tensor | None = None,
         *,
         activation: ActivationSpec | str | None = None,
+        **inputs: Any,
     ) -> "QuantLinear":
-        """Takes a packed weight, whose tensors it shares."""
-        return cls(weight, bias, activation=activation)
+        """Takes a packed weight, whose tensors it shares; `inputs` as for `from_quantized`."""
+        return cls(weight, bias, activation=activation, **inputs)
 
     # -- using it -----------------------------------------------------------------------------
 
@@ -167,8 +202,10 @@ class QuantLinear(torch.nn.Module):
             bias = buffers["bias"]
             if bias is not None and bias.dtype != dtype:
                 bias = bias.to(dtype)
+            if buffers["input_scale"] is not None or buffers["input_permutation"] is not None:
+                x = self._ordered(x)
             if self._activation is not None:
-                return self._quantized(x, bias)
+                return self._quantized(x, bias, dtype)
             operands = Operands(
                 buffers["codes"], buffers["scales"], buffers["zeros"], buffers["second_scale"], bias
             )
@@ -177,11 +214,32 @@ class QuantLinear(torch.nn.Module):
             check_arguments(x)
             raise
 
-    def _quantized(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def _quantized(
+        self, x: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> torch.Tensor:
         buffers: dict[str, Any] = self._buffers
         weight = tuple(buffers[name] for name in (*_PACKED, "row_sums"))
         shape = self.out_features, self.in_features
-        return multiply_quantized(x, weight, bias, self._activation or "", self._format, shape)
+        scale = buffers["activation_scale"]
+        return multiply_quantized(
+            x, weight, bias, self._activation or "", self._format, shape, dtype, scale
+        )
+
+    def _ordered(self, x: torch.Tensor) -> torch.Tensor:
+        """Activations as the columns of the weight expect them."""
+        if x.shape[-1:] != (self.in_features,):
+            raise UnsupportedError(
+                f"activations {list(x.shape)} for a layer of {self.in_features} inputs",
+                "the last size is another",
+                f"Pass activations [..., {self.in_features}].",
+            )
+        buffers: dict[str, Any] = self._buffers
+        scale, permutation = buffers["input_scale"], buffers["input_permutation"]
+        if scale is not None:
+            # What is quantized next need not be rounded before.
+            scaled = x * scale if scale.dtype == x.dtype else x.float() * scale
+            x = scaled if self._activation is not None else scaled.to(x.dtype)
+        return x if permutation is None else x.index_select(-1, permutation)
 
     @property
     def packed(self) -> PackedWeight:
@@ -194,7 +252,9 @@ class QuantLinear(torch.nn.Module):
         """What torch shows between the parentheses."""
         shown = f"in_features={self.in_features}, out_features={self.out_features}"
         shown = f"{shown}, bias={self.bias is not None}, weight={self._format}"
-        return f"{shown}, activation={self._activation}" if self._activation else shown
+        shown = f"{shown}, activation={self._activation}" if self._activation else shown
+        held = [name for name in _INPUT if self._buffers[name] is not None]
+        return ", ".join([shown, *held])
 
     # -- state --------------------------------------------------------------------------------
 
@@ -225,7 +285,7 @@ class QuantLinear(torch.nn.Module):
                 f"the layer has {_told(self._metadata)}",
                 "Make the layer with QuantLinear.from_packed from the stored tensors.",
             )
-        for part in _PACKED:
+        for part in (*_PACKED, *_INPUT):
             mine, theirs = getattr(self, part), state_dict.get(prefix + part)
             if mine is not None and theirs is not None and theirs.dtype != mine.dtype:
                 raise UnsupportedError(
@@ -233,9 +293,22 @@ class QuantLinear(torch.nn.Module):
                     f"the layer has {mine.dtype}, and copying would round",
                     "Store the tensors of a state dict as they are.",
                 )
+        for part in _INPUT:
+            mine, theirs = getattr(self, part), state_dict.get(prefix + part)
+            # A state of nothing but a bias, say, changes nothing that these belong to.
+            if (mine is None) != (theirs is None) and (
+                mine is None or prefix + "codes" in state_dict
+            ):
+                raise UnsupportedError(
+                    f"the state of {name} {'without' if theirs is None else 'with'} {part}",
+                    f"the layer has {'none' if mine is None else 'one'}",
+                    "Make the layer with what the stored one has.",
+                )
+        if (permutation := state_dict.get(prefix + "input_permutation")) is not None:
+            permutation_of(permutation, self.in_features)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        kept = (self._buffers[name] for name in (*_PACKED, "row_sums"))
+        kept = (self._buffers[name] for name in (*_PACKED, "row_sums", *_INPUT))
         packed = {id(tensor) for tensor in kept if tensor is not None}
 
         def keep_dtype(tensor: torch.Tensor) -> torch.Tensor:
@@ -257,11 +330,17 @@ def _activation(
     if not spec.dtype.is_narrow:
         dtype: torch.dtype = getattr(torch, spec.dtype.name)
         return dtype, None
-    if spec.granularity == "tensor":
+    if spec.granularity == "tensor" and spec.dynamic:
         raise UnsupportedError(
             f"a QuantLinear for activations {spec.name}",
-            "it has no scale that is known beforehand",
-            f"Quantize them with humming.quantize_activation, or use {spec.dtype.name} per token.",
+            "no kernel finds one scale for all of them",
+            f"Use {spec.dtype.name}, with a scale for each token.",
+        )
+    if spec.granularity == "tensor" and not spec.symmetric:
+        raise UnsupportedError(
+            f"a QuantLinear for activations {spec.name}",
+            "it holds a scale that is known beforehand, but no zero point",
+            f"Quantize them with humming.quantize_activation, or use {spec.dtype.name}_asym.",
         )
     return None, spec
 

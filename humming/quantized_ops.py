@@ -78,6 +78,7 @@ def multiply_quantized(
     weight_format: str,
     shape: tuple[int, int],
     out_dtype: torch.dtype | None = None,
+    scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Quantizes x [..., K] and multiplies it, in operators alone: for layers, which are traced.
 
@@ -87,6 +88,7 @@ def multiply_quantized(
         activation, weight_format: names.
         shape: (N, K) of the weight.
         out_dtype: by default that of x.
+        scale: known beforehand: [1, 1] of formats with one scale, else [1], the factor on top.
     """
     if x.dim() < 1 or x.shape[-1] != shape[1]:
         _refuse(
@@ -97,8 +99,12 @@ def multiply_quantized(
     if not x.is_floating_point() or x.element_size() > 4:
         _refuse(f"activations of {x.dtype}", "they are no floats of 16 or 32 bits", "Cast them.")
     quantize = torch.ops.humming.quantize_activation.default
-    codes, scales, zeros = quantize(x, activation, FUSED_NONE, None, None, None)
-    made = (codes, scales, zeros if zeros.numel() else None, None)
+    second = None
+    if scale is not None and scale.dim() == 1:
+        scale, second = None, scale
+    codes, scales, zeros = quantize(x, activation, FUSED_NONE, scale, None, second)
+    found = scales if scale is None else scale
+    made = (codes, found, zeros if zeros.numel() else None, second)
     out = _OPERATOR(*made, *weight, bias, activation, weight_format, *shape, out_dtype or x.dtype)
     result: torch.Tensor = out.view(*x.shape[:-1], shape[0])
     return result

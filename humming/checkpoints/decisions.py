@@ -4,8 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
+from humming.checkpoints.rounding import round_scales
+from humming.dtypes import DataType
 from humming.errors import CheckpointError
 from humming.formats import ActivationSpec, WeightSpec
+from humming.nn import QuantLinear
 from humming.quantized import QuantizedWeight
 
 ACTIONS = ("quantized", "plain", "skipped", "refused")
@@ -71,3 +74,43 @@ class Linear:
     input_scale: torch.Tensor | None = None
     activation_scale: torch.Tensor | None = None
     notes: tuple[str, ...] = ()
+
+    def to_module(
+        self,
+        device: torch.device | str | None = None,
+        *,
+        scale_dtype: DataType | str | None = None,
+    ) -> QuantLinear | torch.nn.Linear:
+        """The layer to compute with: a `QuantLinear`, or torch's own where nothing is quantized.
+
+        Activations are quantized as the checkpoint wants; for others use `dataclasses.replace` on
+        `activation` and `activation_scale` first.
+
+        Args:
+            device: where to pack and to leave it; None for where the tensors lie.
+            scale_dtype: float16 or bfloat16 to round scales and zero points of a quantized weight
+                to, see `round_scales`; None keeps them.
+
+        Raises:
+            UnsupportedError: no kernel multiplies the weight with such activations.
+        """
+        weight, bias = self.weight, self.bias
+        if isinstance(weight, QuantizedWeight):
+            if scale_dtype is not None:
+                weight = round_scales(weight, scale_dtype)
+            return QuantLinear.from_quantized(
+                weight,
+                bias,
+                activation=self.activation,
+                device=device,
+                activation_scale=self.activation_scale,
+                input_permutation=self.input_permutation,
+                input_scale=self.input_scale,
+            )
+        n, k = weight.shape
+        layer = torch.nn.Linear(k, n, bias=bias is not None, device="meta")
+        for name, tensor in {"weight": weight, "bias": bias}.items():
+            if tensor is not None:
+                placed = tensor if device is None else tensor.to(device)
+                setattr(layer, name, torch.nn.Parameter(placed, requires_grad=False))
+        return layer

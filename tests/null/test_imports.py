@@ -29,7 +29,7 @@ LAYERS = (
     ("quantized", "quantizer", "reference", "packing"),
     ("activations",),
     ("quantized_ops",),
-    ("ops",),
+    ("ops", "layer_inputs"),
     ("nn", "tuner", "measurer"),
     ("checkpoints",),
     ("model_quantizer",),
