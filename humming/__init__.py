@@ -30,6 +30,8 @@ _EXPORTS = {
     "QuantLinear": "humming.nn",
     "quantize_model": "humming.model_quantizer",
     "load_linear": "humming.checkpoints.checkpoint",
+    "save_packed": "humming.checkpoints.packed_writer",
+    "load_packed": "humming.checkpoints.packed_reader",
     "HummingError": "humming.errors",
     "UnsupportedError": "humming.errors",
     "CompileError": "humming.errors",

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from humming.dtypes import DataType
 from humming.errors import UnsupportedError, check_type
 from humming.formats import ActivationSpec, WeightSpec
 from humming.layer_inputs import input_scale_of, permutation_of, static_scale
@@ -240,6 +241,13 @@ class QuantLinear(torch.nn.Module):
             scaled = x * scale if scale.dtype == x.dtype else x.float() * scale
             x = scaled if self._activation is not None else scaled.to(x.dtype)
         return x if permutation is None else x.index_select(-1, permutation)
+
+    @property
+    def activation(self) -> str | None:
+        """What activations must be or are quantized to, None for both 16-bit types as they are."""
+        if self.activation_dtype is not None:
+            return DataType.parse(self.activation_dtype).name
+        return self._activation
 
     @property
     def packed(self) -> PackedWeight:

@@ -12,7 +12,7 @@ from humming.errors import CheckpointError
 INDEX = "model.safetensors.index.json"
 _SUFFIX = ".safetensors"
 # Of types that this torch may lack the name alone is known; they are refused when they are read.
-_TORCH_NAMES = {
+TORCH_NAMES = {
     "BOOL": "bool",
     "U8": "uint8",
     "I8": "int8",
@@ -45,10 +45,12 @@ class TensorSource:
 
     Attributes:
         where: the folder or file, for errors.
+        metadata: what a file says beside its tensors; empty where there are several.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], where: str = "a mapping") -> None:
         self._tensors, self.where = dict(tensors), where
+        self.metadata: Mapping[str, Any] = {}
 
     @staticmethod
     def open(path: Path | str) -> "TensorSource":
@@ -132,6 +134,8 @@ class _Files(TensorSource):
                         f"{where}: {name!r} is in {self._file_of[name].name} and in {path.name}"
                     )
                 self._file_of[name] = path
+        if len(self._open) == 1:
+            self.metadata = self._open[path].metadata() or {}
 
     def _names_of(self, path: Path) -> set[str]:
         from safetensors import SafetensorError, safe_open
@@ -160,7 +164,7 @@ class _Files(TensorSource):
 
     def dtype(self, name: str) -> torch.dtype:
         stored = self._slice(name).get_dtype()
-        found = getattr(torch, _TORCH_NAMES.get(stored, ""), None)
+        found = getattr(torch, TORCH_NAMES.get(stored, ""), None)
         if not isinstance(found, torch.dtype):
             raise CheckpointError(
                 f"{self._file_of[name]}: {name} is of the type {stored}, which torch "
