@@ -32,9 +32,9 @@ class ModelNames:
         return self._renamed(module, None)[0]
 
     def holder_of(self, module: str) -> str | None:
-        """What the model holds a weight in that is no module of its own, None if it has no such.
+        """What the model holds a weight in that is no linear layer, None if it has no such weight.
 
-        That is what several weights are merged into, or the module next above that has parameters.
+        That is what several weights are merged into, or the module that has it as a parameter.
         """
         name, merged = self._renamed(module, self._state)
         if merged:
