@@ -2,7 +2,7 @@
 
 import re
 
-OLDEST, TOO_NEW = (5, 8), (6, 0)
+OLDEST, TOO_NEW = (5, 9), (6, 0)
 _NEEDED = (
     f"transformers {'.'.join(map(str, OLDEST))} or later, before {TOO_NEW[0]}; install it with "
     "pip install 'humming-kernels[transformers]'"
