@@ -30,6 +30,7 @@ _EXPORTS = {
     "QuantLinear": "humming.nn",
     "quantize_model": "humming.model_quantizer",
     "load_linear": "humming.checkpoints.checkpoint",
+    "load_model": "humming.checkpoints.model",
     "save_packed": "humming.checkpoints.packed_writer",
     "load_packed": "humming.checkpoints.packed_reader",
     "HummingError": "humming.errors",

@@ -212,6 +212,70 @@ class QuantizedWeight:
         codes, scales = self.codes.to(device), self.scales.to(device)
         return QuantizedWeight(self.spec, self.shape, codes, scales, zeros, second)
 
+    def slice(
+        self, n: tuple[int, int] | None = None, k: tuple[int, int] | None = None
+    ) -> "QuantizedWeight":
+        """Rows and columns of the weight, exactly: with their own scales and zero points.
+
+        Rows share the memory of the whole.
+
+        Args:
+            n, k: first and last + 1 of the rows and columns; None for all.
+
+        Raises:
+        UnsupportedError: the slice is empty or exceeds the weight, or begins within what a
+            scale covers and ends beyond.
+        """
+        rows, columns = self._extent("n", 0, n), self._extent("k", 1, k)
+        bits, (rows_per_scale, group) = self.spec.dtype.bits, self.scale_extent
+        scale_rows = slice(rows[0] // rows_per_scale, -(-rows[1] // rows_per_scale))
+        scale_columns = slice(columns[0] // group, -(-columns[1] // group))
+        codes = self.codes[slice(*rows)]
+        if columns != (0, self.shape[1]):
+            first, last = (place * bits for place in columns)
+            if first % 8 == 0 and last % 8 == 0:
+                codes = codes[:, first // 8 : last // 8].contiguous()
+            else:
+                whole = unpack_bits(codes, bits, self.shape[1])
+                codes = pack_bits(whole[:, slice(*columns)], bits)
+        second = self.second_scale
+        if second is not None and self.spec.second_scale == "channel":
+            second = second[slice(*rows)]
+        return QuantizedWeight(
+            self.spec,
+            (rows[1] - rows[0], columns[1] - columns[0]),
+            codes,
+            self.scales[scale_rows, scale_columns].contiguous(),
+            None if self.zeros is None else self.zeros[scale_rows, scale_columns].contiguous(),
+            second,
+        )
+
+    @property
+    def scale_extent(self) -> tuple[int, int]:
+        """How many rows and columns of the weight a scale covers."""
+        n, k = self.shape
+        rows = {"tensor": n, "block": self.spec.block[0]}.get(self.spec.granularity, 1)
+        return rows, self.spec.scale_group(k)
+
+    def _extent(self, name: str, axis: int, part: tuple[int, int] | None) -> tuple[int, int]:
+        size, unit = self.shape[axis], self.scale_extent[axis]
+        if part is None:
+            return 0, size
+        asked = f"{name} = {part!r} of a quantized weight {self.spec} {list(self.shape)}"
+        pair = isinstance(part, tuple) and len(part) == 2
+        if not pair or not all(isinstance(place, Integral) for place in part):
+            raise WrongTypeError(asked, "a slice is (first, last + 1)", "Pass two ints.")
+        first, last = int(part[0]), int(part[1])
+        if not 0 <= first < last <= size:
+            raise UnsupportedError(asked, "it is empty or beyond", f"Give places of 0 to {size}.")
+        if first % unit and first // unit != (last - 1) // unit:
+            raise UnsupportedError(
+                asked,
+                f"it begins within a scale of {unit} {'columns' if axis else 'rows'}",
+                f"Begin at a multiple of {unit}.",
+            )
+        return first, last
+
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors together."""
@@ -229,6 +293,26 @@ class QuantizedWeight:
         self,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         return self.codes, self.scales, self.zeros, self.second_scale
+
+
+def take_columns(weight: QuantizedWeight, columns: torch.Tensor) -> QuantizedWeight:
+    """Some columns of a weight, in a rising order and in whole groups of scales.
+
+    Args:
+        weight: the weight.
+        columns: int64; of a group either all or none.
+    """
+    codes = weight.codes_unpacked()[:, columns]
+    group = weight.scale_extent[1]
+    groups = torch.unique_consecutive(columns // group)
+    return QuantizedWeight(
+        weight.spec,
+        (weight.shape[0], columns.numel()),
+        pack_bits(codes, weight.spec.dtype.bits),
+        weight.scales[:, groups],
+        None if weight.zeros is None else weight.zeros[:, groups],
+        weight.second_scale,
+    )
 
 
 def check_quantized(weight: object, asked: str) -> None:

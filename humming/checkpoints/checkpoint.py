@@ -1,15 +1,22 @@
 """A checkpoint as one thing: its configuration, its tensors, and its modules."""
 
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from humming.checkpoints.decisions import Decision, Linear
+from humming.checkpoints.fusing import fuse
 from humming.checkpoints.gguf import GgufFile
 from humming.checkpoints.methods import Lists, Method, find_config, method_of, unused_configs
-from humming.checkpoints.module_parts import ModuleParts
+from humming.checkpoints.module_parts import FLOATS, ModuleParts
 from humming.checkpoints.scaled import plain_linear
 from humming.checkpoints.tensors import TensorSource, matrices
-from humming.errors import CheckpointError, check_type
+from humming.errors import CheckpointError, UnsupportedError, check_type
+
+# Scales of caches and of products that are no linear layers stand among the tensors of those that
+# are, and belong to the model.
+_OF_ATTENTION = ("k_scale", "v_scale", "q_scale", "prob_scale", "output_scale")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,40 @@ class Checkpoint:
             return tuple(self.method.modules(self.tensors))
         return tuple(matrices(self.tensors))
 
+    def quantized_modules(self) -> dict[str, tuple[str, ...]]:
+        """The modules that are no plain layers by their tensors, and the names of these.
+
+        What holds a weight of ordinary numbers is plain, whatever the configuration says.
+        """
+        if self.tensors is None:
+            return {}
+        parts: dict[str, list[str]] = defaultdict(list)
+        for name in self.tensors.names:
+            module, _, part = name.rpartition(".")
+            if part not in _OF_ATTENTION:
+                parts[module].append(name)
+        found = {}
+        for module in self.modules():
+            if isinstance(self.method, Lists):
+                names = tuple(self.method.tensors_of(module, self.tensors))
+            else:
+                names = tuple(parts[module])
+            if not self._is_plain(module, names):
+                found[module] = names
+        return found
+
+    def _is_plain(self, module: str, names: Iterable[str]) -> bool:
+        """Whether the names are those of a plain layer, and the weight is of ordinary numbers."""
+        weight = ""
+        for name in names:
+            if not name.endswith((".weight", ".bias")):
+                return False
+            weight = name if name.endswith(".weight") else weight
+        if not weight or self.tensors is None:
+            return False
+        is_packed = self.tensors.dtype(weight) not in FLOATS
+        return not is_packed or self.decide(module).action == "plain"
+
     def decide(self, module: str) -> Decision:
         """What the configuration says of a module; without one every module is plain."""
         if self.method is None:
@@ -102,18 +143,30 @@ class Checkpoint:
         return replace(found, notes=general + found.notes)
 
 
-def load_linear(path: Path | str, module: str) -> Linear:
+def load_linear(path: Path | str, module: str | Sequence[str]) -> Linear:
     """A linear layer of a quantized checkpoint, as it was quantized.
 
     Args:
         path: as for `Checkpoint.open`.
-        module: the layer's name, `model.layers.0.mlp.up_proj`.
+        module: the layer's name, `model.layers.0.mlp.up_proj`; or several, whose rows become one
+            layer, see `humming.checkpoints.fusing.fuse`.
 
     Raises:
         CheckpointError: a file, the configuration or a tensor is missing, damaged, or of a form
-            that is not read; the message says which.
+            that is not read, or several layers do not fit one another; the message says which.
     """
     asked = "load_linear"
     check_type(asked, "the path", path, (str, Path), "Pass the folder or file of a checkpoint.")
-    check_type(asked, "the module", module, str, "Pass a name, e.g. 'model.layers.0.mlp.up_proj'.")
-    return Checkpoint.open(path).read(module)
+    how = "Pass a name, e.g. 'model.layers.0.mlp.up_proj', or a list of names."
+    check_type(asked, "the module", module, (str, list, tuple), how)
+    checkpoint = Checkpoint.open(path)
+    if isinstance(module, str):
+        return checkpoint.read(module)
+    for name in module:
+        check_type(asked, "a module", name, str, how)
+    if len(set(module)) < len(module):
+        raise UnsupportedError(f"{asked} of {', '.join(module)}", "one is named twice", how)
+    try:
+        return fuse({name: checkpoint.read(name) for name in module})
+    except UnsupportedError as error:
+        raise CheckpointError(f"{path}: {error}") from error

@@ -1,15 +1,16 @@
 """What is said of a module of a checkpoint: what becomes of it, and what was read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from humming.checkpoints.rounding import round_scales
+from humming.checkpoints.shards import columns_of, part_of, slice_of
 from humming.dtypes import DataType
 from humming.errors import CheckpointError
 from humming.formats import ActivationSpec, WeightSpec
 from humming.nn import QuantLinear
-from humming.quantized import QuantizedWeight
+from humming.quantized import QuantizedWeight, take_columns
 
 ACTIONS = ("quantized", "plain", "skipped", "refused")
 
@@ -79,15 +80,15 @@ class Linear:
         self,
         device: torch.device | str | None = None,
         *,
+        activation: ActivationSpec | str | None = None,
         scale_dtype: DataType | str | None = None,
     ) -> QuantLinear | torch.nn.Linear:
         """The layer to compute with: a `QuantLinear`, or torch's own where nothing is quantized.
 
-        Activations are quantized as the checkpoint wants; for others use `dataclasses.replace` on
-        `activation` and `activation_scale` first.
-
         Args:
             device: where to pack and to leave it; None for where the tensors lie.
+            activation: what to quantize activations to instead of what the checkpoint wants, "fp16"
+                or "bf16" to leave them; None for what it wants.
             scale_dtype: float16 or bfloat16 to round scales and zero points of a quantized weight
                 to, see `round_scales`; None keeps them.
 
@@ -98,12 +99,16 @@ class Linear:
         if isinstance(weight, QuantizedWeight):
             if scale_dtype is not None:
                 weight = round_scales(weight, scale_dtype)
+            wanted, static = self.activation, self.activation_scale
+            if activation is not None and ActivationSpec.parse(activation) != wanted:
+                # A static scale is that of one format.
+                wanted, static = ActivationSpec.parse(activation), None
             return QuantLinear.from_quantized(
                 weight,
                 bias,
-                activation=self.activation,
+                activation=wanted,
                 device=device,
-                activation_scale=self.activation_scale,
+                activation_scale=static,
                 input_permutation=self.input_permutation,
                 input_scale=self.input_scale,
             )
@@ -114,3 +119,31 @@ class Linear:
                 placed = tensor if device is None else tensor.to(device)
                 setattr(layer, name, torch.nn.Parameter(placed, requires_grad=False))
         return layer
+
+    def shard(self, rank: int, world: int, dim: str) -> "Linear":
+        """The part of one of several ranks that share the layer, exactly.
+
+        Args:
+            rank, world: which part of how many equal ones.
+            dim: "n" to split the outputs (column parallel): each rank takes all inputs and has its
+                part of the bias. "k" to split the inputs (row parallel): results of all ranks are
+                to be added, and rank 0 adds the bias.
+
+        Raises:
+            UnsupportedError: parts would not be equal, or cut what a scale covers; or in act-order
+                the inputs of a rank share groups with those of others.
+        """
+        first, last = part_of(self.weight, rank, world, dim)
+        if dim == "n":
+            bias = None if self.bias is None else self.bias[first:last]
+            return replace(self, weight=slice_of(self.weight, n=(first, last)), bias=bias)
+        scale = None if self.input_scale is None else self.input_scale[first:last]
+        bias = self.bias if rank == 0 else None
+        if self.input_permutation is None or not isinstance(self.weight, QuantizedWeight):
+            weight, order = slice_of(self.weight, k=(first, last)), None
+        else:
+            asked = f"part {rank} of {world} along k of a weight {self.weight.spec}"
+            columns = columns_of(self.weight, self.input_permutation, (first, last), asked)
+            weight = take_columns(self.weight, columns)
+            order = self.input_permutation[columns.to(self.input_permutation.device)] - first
+        return replace(self, weight=weight, bias=bias, input_scale=scale, input_permutation=order)

@@ -78,8 +78,9 @@ class GgufFile(TensorSource):
     def __init__(self, path: Path | str) -> None:
         super().__init__({}, str(path))
         try:
+            # Tensors want memory that could be written; what is written stays in this process.
             with Path(path).open("rb") as file:
-                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
         reader = _Reader(self._data, self.where)
@@ -115,11 +116,11 @@ class GgufFile(TensorSource):
         return self._tensor(name).kind.plain or torch.uint8
 
     def get(self, name: str) -> torch.Tensor:
-        """A tensor, copied to the memory of the CPU."""
+        """A tensor, mapped: an expert of many is cut out of all of them."""
         tensor = self._tensor(name)
         rows = int(np.prod(tensor.shape[:-1], dtype=np.int64))
         data = np.frombuffer(self._data, np.uint8, rows * tensor.row_bytes, tensor.at)
-        found = torch.from_numpy(data.copy())
+        found = torch.from_numpy(data)
         return found.view(self.dtype(name)).reshape(self.shape(name))
 
     def _tensor(self, name: str) -> _Tensor:
@@ -277,6 +278,12 @@ class Gguf:
                 yield from (f"{module}.{index}" for index in range(shape[0]))
             else:
                 yield module
+
+    def tensors_of(self, module: str, tensors: TensorSource) -> Iterator[str]:
+        """Its weight, or that of all experts of its layer, and its bias."""
+        name, expert = _tensor_of(module)
+        names = (name, f"{module}.bias") if expert is None else (name,)
+        yield from (name for name in names if name in tensors)
 
     def read(self, module: str, decision: Decision, tensors: TensorSource) -> Linear:
         """The module, with weights in the order of the file."""

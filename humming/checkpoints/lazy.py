@@ -15,14 +15,24 @@ class Lazy(Mapping[str, T]):
         names: the keys.
         read: makes the value of a name.
         what: what errors call a name.
+        lacking: why names that might be asked for have no value.
     """
 
-    def __init__(self, names: Iterable[str], read: Callable[[str], T], what: str) -> None:
+    def __init__(
+        self,
+        names: Iterable[str],
+        read: Callable[[str], T],
+        what: str,
+        lacking: Mapping[str, str] | None = None,
+    ) -> None:
         self._names, self._read, self._what = dict.fromkeys(names), read, what
+        self._lacking = lacking or {}
 
     def __getitem__(self, name: str) -> T:
         if name not in self._names:
-            raise UnknownNameError(f"{self._what} {name!r} is not there")
+            why = self._lacking.get(name)
+            told = "is not there" if why is None else f"cannot be read: {why}"
+            raise UnknownNameError(f"{self._what} {name!r} {told}")
         return self._read(name)
 
     def __contains__(self, name: object) -> bool:

@@ -58,6 +58,9 @@ class Lists(Protocol):
     def modules(self, tensors: TensorSource) -> Iterable[str]:
         """The names of all modules that hold a matrix."""
 
+    def tensors_of(self, module: str, tensors: TensorSource) -> Iterable[str]:
+        """The names of the tensors that a module is in."""
+
 
 METHODS: tuple[type[Method], ...] = (
     Gptq,

@@ -74,6 +74,16 @@ class Mxfp4:
                 for index in range((tensors.shape(name) or (0,))[0]):
                     yield f"{experts}.{index}.{matrix}"
 
+    def tensors_of(self, module: str, tensors: TensorSource) -> Iterator[str]:
+        """Those of its own, or those of all experts of its layer."""
+        expert = _EXPERT.fullmatch(module)
+        if expert is None or f"{module}.weight" in tensors:
+            names = [f"{module}.{part}" for part in ("weight", "bias")]
+        else:
+            stack = f"{expert[1]}.{_ROWS[expert[3]][0]}"
+            names = [f"{stack}_{part}" for part in ("blocks", "scales", "bias")]
+        yield from (name for name in names if name in tensors)
+
     def read(self, module: str, decision: Decision, tensors: TensorSource) -> Linear:
         """The module; an expert's matrix is cut out of those of its layer."""
         expert = _EXPERT.fullmatch(module)

@@ -87,8 +87,8 @@ class PackedFile:
         self._described = self._descriptions(text)
         belong = {full for name in self._described for full in self._parts(name).values()}
         others = [name for name in self._source.names if name not in belong]
-        self.layers: Mapping[str, Layer] = Lazy(self._described, self._layer, f"{path}: layer")
-        self.tensors: Mapping[str, torch.Tensor] = Lazy(others, self._tensor, f"{path}: tensor")
+        self.layers: Mapping[str, Layer] = Lazy(self._described, self._layer, f"{path}: the layer")
+        self.tensors: Mapping[str, torch.Tensor] = Lazy(others, self._tensor, f"{path}: the tensor")
 
     @staticmethod
     def recognizes(path: Path | str) -> bool:

@@ -8,15 +8,15 @@ import json
 import os
 import secrets
 import zlib
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from humming.checkpoints.tensors import TORCH_NAMES
-from humming.errors import UnsupportedError, check_type
+from humming.errors import CheckpointError, UnsupportedError, check_type
 from humming.nn import QuantLinear
 from humming.packing import PackedWeight
 
@@ -58,6 +58,7 @@ def save_packed(
 
     Raises:
         UnsupportedError: names collide, or a tensor is of a type that safetensors does not have.
+        CheckpointError: the file cannot be written.
     """
     tensors = tensors or {}
     asked = "saving packed weights"
@@ -95,21 +96,25 @@ class PackedWriter:
         self._end = 0
 
     def __enter__(self) -> "PackedWriter":
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._temporary = self.path.with_name(f".{self.path.name}-{secrets.token_hex(4)}")
-        self._file = self._temporary.open("xb")
-        self._file.seek(8 + self._room)
+        with self._writing():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._temporary = self.path.with_name(f".{self.path.name}-{secrets.token_hex(4)}")
+            self._file = self._temporary.open("xb")
+            self._file.seek(8 + self._room)
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         try:
             if kind is None:
-                self._finish()
-                self._file.close()
-                self._temporary.replace(self.path)
+                with self._writing():
+                    self._finish()
+                    self._file.close()
+                    self._temporary.replace(self.path)
         finally:
-            self._file.close()
-            with suppress(FileNotFoundError):
+            # Where the disk is full, closing fails as well.
+            with suppress(OSError):
+                self._file.close()
+            with suppress(OSError):
                 self._temporary.unlink()
 
     def add(self, name: str, layer: Layer) -> None:
@@ -161,7 +166,15 @@ class PackedWriter:
             "shape": list(tensor.shape),
             "data_offsets": [begin, self._end],
         }
-        self._file.write(data.numpy().data)
+        with self._writing():
+            self._file.write(data.numpy().data)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise CheckpointError(f"{self.path} cannot be written: {error}") from error
 
     def _finish(self) -> None:
         """What does not end on an alignment, then the header before all."""

@@ -21,6 +21,7 @@ from humming.cli.exits import DEFECT, ENVIRONMENT, PIPE_CLOSED, SUCCESS, status_
 from humming.cli.explain import explain
 from humming.cli.inspect import inspect_checkpoint
 from humming.cli.output import to_json
+from humming.cli.pack import pack_checkpoint
 from humming.cli.run import run
 from humming.cli.tune import tune_kernels
 from humming.errors import HummingError, UnsupportedError
@@ -45,6 +46,7 @@ app.command("capabilities")(show_capabilities)
 app.command("explain")(explain)
 app.command("run")(run)
 app.command("inspect")(inspect_checkpoint)
+app.command("pack")(pack_checkpoint)
 app.command("compile")(compile_kernels)
 app.command("tune")(tune_kernels)
 app.command("doctor")(examine)

@@ -378,5 +378,7 @@ def test_names_that_are_not_there(whole: Path) -> None:
     file = PackedFile(whole)
     assert "missing" not in file.layers
     assert file.layers.get("missing") is None
-    with pytest.raises(CheckpointError, match=r"packed.safetensors: layer 'missing' is not there"):
+    with pytest.raises(
+        CheckpointError, match=r"packed.safetensors: the layer 'missing' is not there"
+    ):
         file.layers["missing"]
