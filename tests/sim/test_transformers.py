@@ -3,6 +3,9 @@
 The sizes are those of SmolLM2-135M; there is one block of its thirty, and fewer words.
 """
 
+import re
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -120,3 +123,15 @@ def _rounded(
     x = inputs[0]
     numbers = _numbers(spec, x.flatten(0, -2) if x.dtype == BF16 else x.flatten(0, -2).float())
     return numbers.view(x.shape).to(x.dtype)
+
+
+def test_example_of_the_documents_works_as_pasted(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    text = (Path(__file__).parents[2] / "docs" / "transformers.md").read_text()
+    example = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[0]
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "7 linear layers quantized, 1 left\n  lm_head: 'lm_head' is to be skipped" in done.stdout
+    assert re.search(r"tensor\(\[\[ *1, *2, *3, ", done.stdout)
