@@ -119,7 +119,7 @@ class Bench:
         logits = self._logits(model)
         dense = model.dequantize()
         other = self._measure(dense)
-        row["logprob_difference"] = self._difference(logits, self._logits(dense))
+        row |= self._compared(logits, self._logits(dense))
         pairs = list(zip(row.pop("tokens"), other.pop("tokens"), strict=True))
         row["equal_to_dequantized"] = [equal_tokens(*pair) for pair in pairs]
         row["equal_to_unquantized"] = [
@@ -146,7 +146,8 @@ class Bench:
 
     def _load(self, folder: str, **options: Any) -> Any:
         load = transformers.AutoModelForCausalLM.from_pretrained
-        model = load(folder, dtype=torch.bfloat16, **options).to(self._arguments.device)
+        place = self._arguments.device
+        model = load(folder, dtype=torch.bfloat16, device_map=place, **options)
         model.generation_config.pad_token_id = self._tokenizer.eos_token_id
         return model
 
@@ -216,11 +217,16 @@ class Bench:
         if torch.device(self._arguments.device).type == "cuda":
             torch.cuda.synchronize()
 
-    def _difference(self, one: torch.Tensor, other: torch.Tensor) -> float:
-        """By how much the log probabilities of the text's own tokens differ on average."""
+    def _compared(self, one: torch.Tensor, other: torch.Tensor) -> dict[str, float]:
+        """By how much the log probabilities of the text's own tokens differ on average, and how
+        often the likeliest token is the same."""
         target = self._text[0, 1:, None]
         mine, theirs = (of[:-1].log_softmax(-1).gather(1, target) for of in (one, other))
-        return float((mine - theirs).abs().mean())
+        same = (one.argmax(-1) == other.argmax(-1)).float().mean()
+        return {
+            "logprob_difference": float((mine - theirs).abs().mean()),
+            "same_likeliest": float(same),
+        }
 
 
 def one_token_more(model: Any, prompt: torch.Tensor) -> Callable[[], None]:

@@ -67,16 +67,11 @@ def quantize_model(
             format cannot hold a layer, in which case those before it are quantized by then.
     """
     check_type("quantize_model", "the model", model, torch.nn.Module, "Pass a torch.nn.Module.")
-    if unsupported not in _UNSUPPORTED:
-        raise UnsupportedError(
-            f"quantize_model(unsupported={unsupported!r})",
-            "it says what to do with layers that the format cannot hold",
-            f"Possible: {', '.join(_UNSUPPORTED)}.",
-        )
+    check_unsupported(unsupported)
     spec = WeightSpec.parse(weight)
     wanted = None if activation is None else ActivationSpec.parse(activation)
     found, skipped = linear_layers(model, only, skip)
-    done = []
+    places, done = Places(model), []
     with watch(f"quantizing to {spec.name}") as progress:
         for count, (name, linear) in enumerate(found.items(), 1):
             try:
@@ -87,7 +82,7 @@ def quantize_model(
                     raise UnsupportedError(told, error.why, error.possible) from error
                 skipped[name] = str(error)
                 continue
-            replace_module(model, name, layer.train(linear.training))
+            places.replace(linear, layer.train(linear.training))
             done.append(name)
             progress(count, len(found))
     return ModelReport(tuple(done), skipped)
@@ -132,13 +127,35 @@ def linear_layers(
     return found, skipped
 
 
-def replace_module(model: torch.nn.Module, name: str, module: torch.nn.Module) -> None:
-    """Puts a module in the place of another, everywhere that the model holds that one."""
-    old = model.get_submodule(name)
-    for parent in list(model.modules()):
-        for child, held in list(parent._modules.items()):
-            if held is old:
-                setattr(parent, child, module)
+class Places:
+    """Where a model holds its modules, some of them more than once."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._held: dict[torch.nn.Module, list[tuple[torch.nn.Module, str]]] = {}
+        for parent in model.modules():
+            for child, module in parent._modules.items():
+                if module is not None:
+                    self._held.setdefault(module, []).append((parent, child))
+
+    def replace(self, old: torch.nn.Module, new: torch.nn.Module) -> None:
+        """Puts a module in each place of another."""
+        self._held[new] = self._held.pop(old)
+        for parent, child in self._held[new]:
+            setattr(parent, child, new)
+
+
+def check_unsupported(choice: str) -> None:
+    """Refuse what is no answer to layers that a format cannot hold.
+
+    Raises:
+        UnsupportedError: it is neither of the two.
+    """
+    if choice not in _UNSUPPORTED:
+        raise UnsupportedError(
+            f"unsupported={choice!r}",
+            "it says what to do with layers that the format cannot hold",
+            f"Possible: {', '.join(_UNSUPPORTED)}.",
+        )
 
 
 def _names(what: str, entries: Iterable[str]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from humming.integrations.humming_config import HummingConfig
 from humming.integrations.module_names import ModelNames
 from humming.integrations.quantized_source import Layers, OthersLayers, SavedLayers, open_files
 from humming.integrations.transformers_api import ConversionOps, HfQuantizer
-from humming.model_quantizer import ModelReport, linear_layers, replace_module
+from humming.model_quantizer import ModelReport, Places, linear_layers
 from humming.nn import QuantLinear
 from humming.packing import unpack
 from humming.quantized_ops import problem_of
@@ -36,6 +36,7 @@ class HummingHfQuantizer(HfQuantizer):
         self.report = ModelReport(())
         self._dtype: torch.dtype | None = None
         self._model: Any = None
+        self._places: Any = None
         self._files: list[str] = []
         self._candidates: dict[str, torch.nn.Linear] = {}
         # Of the model, the layers that become quantized ones: name -> name in the checkpoint.
@@ -94,6 +95,7 @@ class HummingHfQuantizer(HfQuantizer):
         self, model: Any, checkpoint_files: list[str] | None = None, **_: Any
     ) -> None:
         self._model, self._files = model, list(checkpoint_files or ())
+        self._places = Places(model)
         config = self.quantization_config
         skip = () if self.pre_quantized else config.skip
         if skip is None:
@@ -132,8 +134,8 @@ class HummingHfQuantizer(HfQuantizer):
             name = names.in_model(module)
             if name in self._candidates:
                 self._sources[name] = module
-                size = self._layers.stored_bytes(module)
-                replace_module(self._model, name, _Reservation(size))
+                place = _Reservation(self._layers.stored_bytes(module))
+                self._places.replace(self._candidates[name], place)
                 ours |= {re.escape(name), re.escape(names.of_unknown(module))}
             elif holder := names.holder_of(module):
                 raise UnsupportedError(
@@ -201,7 +203,7 @@ class HummingHfQuantizer(HfQuantizer):
         self.report = ModelReport(tuple(self._sources), dict(sorted(self._skipped.items())))
         self._check_products()
         self._keep_activations()
-        self._model = self._layers = None
+        self._model = self._layers = self._places = None
         self._candidates = {}
         return model
 
@@ -221,7 +223,7 @@ class HummingHfQuantizer(HfQuantizer):
         old = self._model.get_submodule(name)
         layer.to(self._dtype).train(old.training)
         layer._is_hf_initialized = True  # type: ignore[assignment]
-        replace_module(self._model, name, layer)
+        self._places.replace(old, layer)
         # A module that is an entry of the device_map by itself has been given one.
         if hook := getattr(old, "_hf_hook", None):
             from accelerate.hooks import add_hook_to_module
@@ -255,9 +257,10 @@ class HummingHfQuantizer(HfQuantizer):
                 config.activations[name] = None if spec is None else spec.name
 
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
-        for name, layer in list(model.named_modules()):
+        places = Places(model)
+        for layer in list(model.modules()):
             if isinstance(layer, QuantLinear):
-                replace_module(model, name, _dequantized(layer, dtype or model.dtype))
+                places.replace(layer, _dequantized(layer, dtype or model.dtype))
         return model
 
     def is_serializable(self, *_: Any, **__: Any) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 from humming.errors import UnsupportedError
 from humming.formats import ActivationSpec, WeightSpec
 from humming.integrations.transformers_api import QuantizationConfigMixin
+from humming.model_quantizer import check_unsupported
 
 METHOD = "humming"
 """The value of `quant_method` for models that are quantized, and saved, by humming."""
@@ -39,6 +40,7 @@ class HummingConfig(QuantizationConfigMixin):
         activations: Mapping[str, str | None] | None = None,
         checkpoint: Mapping[str, Any] | None = None,
     ) -> None:
+        check_unsupported(unsupported)
         self.quant_method = METHOD
         self.weight = None if weight is None else WeightSpec.parse(weight).name
         self.activation = None if activation is None else ActivationSpec.parse(activation).name
