@@ -248,6 +248,22 @@ def test_base_model_from_the_file_of_a_whole_one(tmp_path: Path) -> None:
     }
 
 
+def test_layer_that_is_placed_by_itself_keeps_its_hook(tmp_path: Path) -> None:
+    """On several devices accelerate moves the inputs of each entry of the map."""
+    pytest.importorskip("compressed_tensors")
+    hooks = pytest.importorskip("accelerate.hooks")
+    model = _model()
+    compressor = compress(model, "W4A16")
+    model.save_pretrained(tmp_path)
+    compressor.update_config(str(tmp_path))
+    # Two spellings of a device count as two.
+    places = {"model": "cpu", "lm_head": torch.device("cpu")}
+    with enable():
+        loaded = _load(tmp_path, device_map=places)
+    assert isinstance(loaded.lm_head, QuantLinear)
+    assert isinstance(loaded.lm_head._hf_hook, hooks.AlignDevicesHook)
+
+
 def test_layer_of_another_size_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("compressed_tensors")
     _compressed(tmp_path, "W4A16")
