@@ -10,6 +10,7 @@ from humming.checkpoints.fusing import fuse
 from humming.checkpoints.gguf import GgufFile
 from humming.checkpoints.methods import Lists, Method, find_config, method_of, unused_configs
 from humming.checkpoints.module_parts import FLOATS, ModuleParts
+from humming.checkpoints.packed_writer import VERSION_KEY
 from humming.checkpoints.scaled import plain_linear
 from humming.checkpoints.tensors import TensorSource, matrices
 from humming.errors import CheckpointError, UnsupportedError, check_type
@@ -58,6 +59,10 @@ class Checkpoint:
         found = find_config(path.parent if holds_tensors else path)
         has_tensors = holds_tensors or (path.is_dir() and any(path.glob("*.safetensors*")))
         tensors = TensorSource.open(path) if has_tensors else None
+        if tensors is not None and VERSION_KEY in tensors.metadata:
+            raise CheckpointError(
+                f"{path} holds packed weights; possible: humming.load_model and humming.load_packed"
+            )
         if found is None and tensors is None:
             raise CheckpointError(
                 f"{path} holds neither tensors nor a configuration of a quantization; possible: "

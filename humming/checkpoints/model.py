@@ -64,7 +64,8 @@ def load_model(
     """Opens a quantized model, to take its layers and its other tensors out of it.
 
     Args:
-        path: of a checkpoint, as for `load_linear`; or a file of packed weights, see `save_packed`.
+        path: of a checkpoint, as for `load_linear`; or a file of packed weights, see `save_packed`,
+            or a folder with no other.
         device: where to pack layers, and to leave them and the tensors; None for the CPU.
         activation: what all layers quantize activations to instead of what the checkpoint wants,
             "fp16" or "bf16" to leave them; None for what it wants.
@@ -122,6 +123,8 @@ def _of_checkpoint(
             f"{len(plain)} modules are quantized by the configuration, but not by their tensors; "
             f"the first is {plain[0]}",
         )
+    if checkpoint.method is not None and not owned:
+        notes += ("no tensors are those of a quantized layer",)
     names = [module for module in owned if module not in skipped]
     return Model(
         path,

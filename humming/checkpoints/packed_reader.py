@@ -36,7 +36,7 @@ def load_packed(path: Path | str, device: torch.device | str | None = None) -> d
     tensors too.
 
     Args:
-        path: the file.
+        path: the file, or a folder with no other.
         device: where they are to lie.
 
     Raises:
@@ -49,7 +49,7 @@ class PackedFile:
     """A file of packed weights of which only the header is read until a layer is asked for.
 
     Args:
-        path: the file.
+        path: the file, or a folder with no other.
         device: where layers and tensors are to lie; None for the CPU, where they are the mapped
             file itself.
 
@@ -65,8 +65,8 @@ class PackedFile:
     def __init__(self, path: Path | str, device: torch.device | str | None = None) -> None:
         check_type("a file of packed weights", "the path", path, (str, Path), "Pass a path.")
         self.path, self._device = Path(path), device
-        if not self.path.is_file():
-            raise CheckpointError(f"{path} is no file; possible: *.safetensors with packed weights")
+        if not self.path.exists():
+            raise CheckpointError(f"{path} does not exist; possible: *.safetensors")
         self._source = TensorSource.open(self.path)
         metadata = self._source.metadata
         version = metadata.get(VERSION_KEY)
@@ -92,9 +92,12 @@ class PackedFile:
 
     @staticmethod
     def recognizes(path: Path | str) -> bool:
-        """Whether a file says that it holds packed weights; False for what cannot be read."""
+        """Whether a file, or the only one of a folder, says that it holds packed weights.
+
+        It is False for what cannot be read.
+        """
         path = Path(path)
-        if not (path.is_file() and path.name.endswith(".safetensors")):
+        if not (path.is_dir() or (path.is_file() and path.name.endswith(".safetensors"))):
             return False
         try:
             return VERSION_KEY in TensorSource.open(path).metadata

@@ -150,6 +150,8 @@ class PackedWriter:
         if stored is None or tensor.layout != torch.strided or tensor.is_meta:
             kind = f"it is {tensor.dtype}, {tensor.layout}, on {tensor.device}"
             raise UnsupportedError(asked, kind, "Dense tensors of real numbers can be saved.")
+        if name.encode(errors="replace").decode() != name:
+            raise UnsupportedError(asked, "its name is no Unicode text", "Give it another name.")
         if name in self._entries or name in self._deferred:
             raise UnsupportedError(asked, "another has this name", "Give each name once.")
         if tensor.nbytes % _TENSOR_ALIGNMENT_BYTES:

@@ -9,19 +9,13 @@ from humming.checkpoints.decisions import Linear
 from humming.checkpoints.fusing import fuse
 
 K = 256
-DEVICE = "a100"
-
-
-@pytest.fixture(autouse=True)
-def device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HUMMING_SIMULATE", DEVICE)
 
 
 def close(layer: Linear, x: torch.Tensor) -> bool:
     """Whether the product of a layer's module is within the bound of its kernel."""
     weight, bias = layer.weight, layer.bias
     problem = GemmProblem.parse(f"{weight.spec} x float16", *weight.shape, bias=bias is not None)
-    plan = humming.plan(problem, humming.capabilities(DEVICE), m=x.shape[0])
+    plan = humming.plan(problem, humming.capabilities(), m=x.shape[0])
     bound = reference.error_bound(problem, x, weight, bias, **plan.roundings)
     with torch.no_grad():
         out = layer.to_module()(x)

@@ -1,6 +1,7 @@
 """Whole models: what is a layer and what is not, memory, devices, and what cannot be read."""
 
 import json
+import os
 import subprocess
 import sys
 import weakref
@@ -126,7 +127,7 @@ def anonymous():
 sizes = []
 for _, layer in humming.load_model(sys.argv[1]).stream():
     sizes.append(anonymous())
-print(max(sizes[2:]) - sizes[1], layer.packed.nbytes, len(sizes))
+print(max(sizes[3:]) - sizes[2], layer.packed.nbytes, len(sizes))
 """
 
 
@@ -138,13 +139,13 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
         for i in range(8)
     ]
     folder(tmp_path, {**GPTQ, "group_size": 128}, *shards)
-    done = subprocess.run(
-        [sys.executable, "-c", _STREAM, str(tmp_path)], capture_output=True, text=True, check=True
-    )
+    # Else glibc keeps some of what was freed, now more and now less.
+    env = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    command = [sys.executable, "-c", _STREAM, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
     grown, layer_bytes, layers = map(int, done.stdout.split())
     assert layers == 16
-    assert layer_bytes > 1 << 20
-    assert grown < 4 * layer_bytes, "layers that were read before are still there"
+    assert grown < layer_bytes, "layers that were read before are still there"
 
 
 # --- what cannot be read -----------------------------------------------------------------------

@@ -24,6 +24,8 @@ N, K = 24, 136
 FORMATS = ("int4_g32", "uint3_g32_zp", "uint4_g64_fzp", "int8", "mxfp4", "nvfp4", "fp8_block128")
 NAME = "model.layers.0.mlp.up_proj"
 
+fuzzed = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
 
 def _weight(spec: str = "int4_g32", activation: str = "fp16") -> PackedWeight:
     return humming.pack(humming.quantize(torch.rand(N, K), spec), activation=activation)
@@ -120,6 +122,17 @@ def test_any_reader_of_safetensors_can_open_it(path: Path) -> None:
 # --- writing -----------------------------------------------------------------------------------
 
 
+@fuzzed
+@given(names=st.sets(st.text(st.characters(exclude_categories=["Cs"]), max_size=30), max_size=5))
+def test_every_name_fits_the_header(names: set[str], path: Path) -> None:
+    layer = _layer()
+    layers = {f"layer {name}": layer for name in names}
+    tensors = {f"tensor {name}": torch.ones(1, 2, 3, 4) for name in names}
+    humming.save_packed(layers, path, tensors)
+    assert set(PackedFile(path).layers) == set(layers)
+    assert set(PackedFile(path).tensors) == set(tensors)
+
+
 @pytest.mark.parametrize(
     ("save", "told"),
     [
@@ -128,6 +141,7 @@ def test_any_reader_of_safetensors_can_open_it(path: Path) -> None:
         (lambda path: humming.save_packed([_weight()], path), "the layers is of type list"),
         (lambda path: humming.save_packed({}, path.with_suffix(".bin")), "End its name"),
         (lambda path: humming.save_packed({}, path, {"a": 1}), "it is of type int"),
+        (lambda path: humming.save_packed({"\ud800": _weight()}, path), "no Unicode text"),
         (
             lambda path: humming.save_packed({}, path, {"a": torch.zeros(2, dtype=torch.cfloat)}),
             "complex64",
@@ -326,9 +340,6 @@ def _header_end(data: bytes) -> int:
     return 8 + len(data[8 : 8 + room].rstrip())
 
 
-fuzzed = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
 @fuzzed
 @given(data=st.data())
 def test_truncated_files_are_refused(data: st.DataObject, whole: Path, path: Path) -> None:
@@ -368,10 +379,20 @@ def test_other_files_are_refused(content: bytes, path: Path) -> None:
 
 
 def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "none.safetensors"):
-        with pytest.raises(CheckpointError, match="is no file"):
+    for path, told in ((tmp_path, "holds no tensors"), (tmp_path / "none", "does not exist")):
+        with pytest.raises(CheckpointError, match=told):
             humming.load_packed(path)
         assert not PackedFile.recognizes(path)
+
+
+def test_a_folder_with_no_other_file_is_the_file(path: Path) -> None:
+    humming.save_packed({NAME: _weight()}, path)
+    (path.parent / "config.json").write_text("{}")
+    assert humming.load_packed(path.parent).keys() == {NAME}
+    assert humming.load_model(path.parent).layers.keys() == {NAME}
+    for place in (path, path.parent):
+        with pytest.raises(CheckpointError, match="holds packed weights; possible"):
+            humming.load_linear(place, NAME)
 
 
 def test_names_that_are_not_there(whole: Path) -> None:
