@@ -236,6 +236,34 @@ def test_checkpoint_of_auto_round(tmp_path: Path) -> None:
         assert _same(layer, humming.load_linear(tmp_path, name).to_module())
 
 
+def test_exports_of_auto_round_hold_the_same_numbers(tmp_path: Path) -> None:
+    """One model, rounded by AutoRound, in the layouts of four methods."""
+    auto_round = pytest.importorskip("auto_round")
+    tokenizers = pytest.importorskip("tokenizers")
+    model = _model(torch.float16, attention_bias=False)
+    model.save_pretrained(tmp_path / "plain")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    words = transformers.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="b")
+    words.save_pretrained(tmp_path / "plain")
+    numbers: dict[str, torch.Tensor] = {}
+    for layout in ("auto_round", "auto_gptq", "auto_awq", "llm_compressor"):
+        path = tmp_path / layout
+        how = {"scheme": "W4A16", "group_size": 32, "iters": 0, "disable_opt_rtn": True}
+        rounding = auto_round.AutoRound(_load(tmp_path / "plain"), words, **how)
+        rounding.quantize_and_save(str(path), format=layout)
+        (stored,) = {config.parent for config in path.rglob("config.json")}
+        with enable():
+            loaded, told = _load(stored, output_loading_info=True)
+        assert not any(told.values()), told
+        layers = _layers(loaded)
+        assert len(layers) == 2 * len(BLOCK)
+        for name, layer in layers.items():
+            read = humming.reference.dequantize(humming.unpack(layer.packed))
+            assert torch.equal(numbers.setdefault(name, read), read), layout
+            difference = read - model.get_submodule(name).weight
+            assert difference.norm() < 0.2 * read.norm()
+
+
 def test_base_model_from_the_file_of_a_whole_one(tmp_path: Path) -> None:
     pytest.importorskip("compressed_tensors")
     _compressed(tmp_path, "W4A16")
