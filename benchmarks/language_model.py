@@ -235,9 +235,8 @@ def one_token_more(model: Any, prompt: torch.Tensor) -> Callable[[], None]:
     token = prompt[:, :1].contiguous()
 
     def step() -> None:
-        length = cache.get_seq_length()
         model(token, past_key_values=cache, use_cache=True)
-        cache.crop(length)
+        cache.crop(-1)
 
     return step
 

@@ -242,15 +242,16 @@ def chain_table(result: dict[str, Any]) -> list[str]:
 
 def model_table(result: dict[str, Any]) -> list[str]:
     """A language model in each format, beside the same weights dequantized."""
-    rows = result["language_model"]
+    rows, tokens = result["language_model"], result["text"]["tokens"]
+    version = result["environment"]["versions"]["transformers"]
     speeds = [key for key in rows[0] if "_per_s" in key]
     lines = [
         f"## A language model\n\n{machine(result)}, transformers",
-        f"{result['environment']['versions']['transformers']}. SmolLM2-135M-Instruct: its GGUF file,",
+        f"{version}. SmolLM2-135M-Instruct: its GGUF file,",
         "dequantized, and quantized anew while it is loaded. Perplexity of",
-        f"{result['text']['tokens']} tokens, read at once, and of the first ones, one by one; of four",
-        "continuations the tokens before the first that is another than that of the same weights",
-        "dequantized; and tokens a second, the interpreter's but in graphs.",
+        f"{tokens} tokens, read at once, and of the first ones, one by one; of four continuations",
+        "the tokens before the first that is another than that of the same weights dequantized;",
+        "and tokens a second, the interpreter's but in graphs.",
         "",
         f"| format | products | at once | one by one | tokens equal | {' | '.join(speeds)} |",
         f"|---|---|---|---|---|{'---|' * len(speeds)}",
