@@ -8,6 +8,7 @@ import torch
 
 from humming import progress
 from humming.checkpoints.checkpoint import Checkpoint
+from humming.checkpoints.decisions import Linear
 from humming.checkpoints.lazy import Lazy
 from humming.checkpoints.packed_reader import PackedFile
 from humming.checkpoints.packed_writer import INPUT_PARTS
@@ -15,6 +16,7 @@ from humming.dtypes import DataType
 from humming.errors import CheckpointError, UnsupportedError, check_type
 from humming.formats import ActivationSpec
 from humming.nn import QuantLinear
+from humming.packing import unpack
 
 Module = QuantLinear | torch.nn.Linear
 
@@ -30,6 +32,7 @@ class Model:
         path: where it is.
         layers: the quantized layers by name. One that has a weight of ordinary numbers in spite of
             scales beside it is a `torch.nn.Linear`.
+        linears: the same before they are packed, to fuse or shard them first.
         tensors: all that belongs to no quantized layer, by name: embeddings, norms, layers that are
             not quantized.
         skipped: the modules that cannot be read, each with the reason.
@@ -38,6 +41,7 @@ class Model:
 
     path: Path
     layers: Mapping[str, Module]
+    linears: Mapping[str, Linear]
     tensors: Mapping[str, torch.Tensor]
     skipped: Mapping[str, str]
     notes: tuple[str, ...] = ()
@@ -100,11 +104,14 @@ def _of_checkpoint(
             skipped[module] = decision.why
 
     def layer(name: str) -> Module:
-        linear = checkpoint.read(name)
+        linear = linears[name]
         try:
             return linear.to_module(device, activation=activation, scale_dtype=scale_dtype)
         except UnsupportedError as error:
             raise CheckpointError(f"{path}: {name}: {error}") from error
+
+    names = [module for module in owned if module not in skipped]
+    linears = Lazy(names, checkpoint.read, f"{path}: the layer", skipped)
 
     def tensor(name: str) -> torch.Tensor:
         found = tensors.get(name)
@@ -125,10 +132,10 @@ def _of_checkpoint(
         )
     if checkpoint.method is not None and not owned:
         notes += ("no tensors are those of a quantized layer",)
-    names = [module for module in owned if module not in skipped]
     return Model(
         path,
         Lazy(names, layer, f"{path}: the layer", skipped),
+        linears,
         Lazy(others, tensor, f"{path}: the tensor"),
         skipped,
         notes,
@@ -158,8 +165,26 @@ def _of_packed(
         except UnsupportedError as error:
             raise CheckpointError(f"{file.path}: {name}: {error}") from error
 
+    def linear(name: str) -> Linear:
+        found = file.layers[name]
+        return _unpacked(found) if isinstance(found, QuantLinear) else Linear(unpack(found))
+
     layers = Lazy(file.layers, layer, f"{file.path}: the layer")
-    return Model(file.path, layers, file.tensors, {})
+    linears = Lazy(file.layers, linear, f"{file.path}: the layer")
+    return Model(file.path, layers, linears, file.tensors, {})
+
+
+def _unpacked(layer: QuantLinear) -> Linear:
+    """What a layer was made of."""
+    static = layer.activation_scale
+    return Linear(
+        unpack(layer.packed),
+        layer.bias,
+        activation=None if layer.activation is None else ActivationSpec.parse(layer.activation),
+        input_permutation=layer.input_permutation,
+        input_scale=layer.input_scale,
+        activation_scale=None if static is None else static.reshape(1, 1),
+    )
 
 
 def _takes(layer: QuantLinear, activation: ActivationSpec) -> bool:

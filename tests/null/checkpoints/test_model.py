@@ -84,6 +84,7 @@ def test_layers_and_the_rest(checkpoint: Path) -> None:
     assert torch.equal(layer.input_permutation, loaded.input_permutation)
     assert torch.equal(layer.bias, loaded.bias)
     assert float(model.tensors["model.norm.weight"].sum()) == K
+    assert model.linears[UP].weight.equals(loaded.weight)
 
 
 def test_on_a_device_and_for_other_activations(checkpoint: Path) -> None:
@@ -241,6 +242,11 @@ def test_a_packed_file_is_a_model(tmp_path: Path) -> None:
     assert model.layers["layer"].activation == "int8"
     assert model.layers["weight"].activation is None
     assert set(model.tensors) == {"norm"}
+    linear = model.linears["layer"]
+    assert linear.weight.equals(weight)
+    assert linear.activation.name == "int8"
+    assert torch.equal(linear.input_permutation, layer.input_permutation)
+    assert torch.equal(linear.to_module().codes, layer.codes)
     # Other activations of the same width take the same packed weight.
     other = load_model(path, activation="int8_asym").layers["layer"]
     assert other.activation == "int8_asym"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -368,6 +368,31 @@ def test_flipped_bits_of_the_header_are_errors_or_change_nothing(
         assert found.keys() == expected.keys()
         assert all(_same(expected[name], found[name]) for name in expected)
     assert path.name in told
+
+
+_DTYPES = (torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.float32)
+
+
+@fuzzed
+@given(data=st.data())
+def test_tensors_of_any_other_kind_are_refused(
+    data: st.DataObject, whole: Path, path: Path
+) -> None:
+    tensors, metadata = _tensors(whole)
+    parts = sorted(name for name in tensors if name != "norm")
+    name = data.draw(st.sampled_from(parts))
+    shape = data.draw(st.lists(st.integers(0, 5), max_size=4))
+    made = torch.ones(shape, dtype=data.draw(st.sampled_from(_DTYPES)))
+    assume((made.dtype, made.shape) != (tensors[name].dtype, tensors[name].shape))
+    # A single number is one in any shape.
+    assume(not (name.endswith("activation_scale") and made.numel() == 1))
+    whole_of = humming.load_packed(whole)
+    save_file({**{n: t.clone() for n, t in tensors.items()}, name: made}, path, metadata)
+    layer = NAME if name.startswith(NAME) else "other"
+    with pytest.raises(CheckpointError, match=rf"packed\.safetensors: {layer}"):
+        humming.load_packed(path)
+    other = ({*whole_of} - {layer}).pop()
+    assert _same(PackedFile(path).layers[other], whole_of[other])
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 8, b"\xff" * 64, b"{}", struct.pack("<Q", 2)])
