@@ -38,6 +38,8 @@ def main() -> int:
         written = regimes.charts(peers)
     if (RESULTS / "h200_chain.json").exists():
         page_text += "\n\n" + "\n".join(chain_table(load("h200_chain.json")))
+    if (RESULTS / "h200_language_model.json").exists():
+        page_text += "\n\n" + "\n".join(model_table(load("h200_language_model.json")))
     for name, text in (("README.md", readme_text), ("docs/benchmarks.md", page_text)):
         path = ROOT / name
         before = path.read_text() if path.exists() else f"{BEGIN}\n{END}\n"
@@ -226,6 +228,32 @@ def chain_table(result: dict[str, Any]) -> list[str]:
             f"| {row['model']} | {row['format']} | {row['m']} | {row['plain_us']:.1f} "
             f"| {row['dependent_us']:.1f} | {row['cublas_us']:.1f} "
             f"| {row['cublas_us'] / row['dependent_us']:.2f} | {row['relative_error']:.1e} |"
+        )
+    return lines
+
+
+def model_table(result: dict[str, Any]) -> list[str]:
+    """A language model in each format, beside the same weights dequantized."""
+    rows, tokens = result["language_model"], result["text"]["tokens"]
+    version = result["environment"]["versions"]["transformers"]
+    speeds = [key for key in rows[0] if "_per_s" in key]
+    lines = [
+        f"## A language model\n\n{machine(result)}, transformers",
+        f"{version}. SmolLM2-135M-Instruct: its GGUF file,",
+        "dequantized, and quantized anew while it is loaded. Perplexity of",
+        f"{tokens} tokens, read at once, and of the first ones, one by one; of four continuations",
+        "the tokens before the first that is another than that of the same weights dequantized;",
+        "and tokens a second, the interpreter's but in graphs.",
+        "",
+        f"| format | products | at once | one by one | tokens equal | {' | '.join(speeds)} |",
+        f"|---|---|---|---|---|{'---|' * len(speeds)}",
+    ]
+    for row in rows:
+        equal = ", ".join(map(str, row.get("equal_to_dequantized", ())))
+        figures = " | ".join(f"{row[key]:.0f}" for key in speeds)
+        lines.append(
+            f"| {row['format']} | {row['runs']} | {row['perplexity']:.3f} "
+            f"| {row['perplexity_by_steps']:.3f} | {equal} | {figures} |"
         )
     return lines
 

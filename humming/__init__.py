@@ -28,6 +28,7 @@ _EXPORTS = {
     "quantize_activation": "humming.activations",
     "matmul": "humming.ops",
     "QuantLinear": "humming.nn",
+    "quantize_model": "humming.model_quantizer",
     "load_linear": "humming.checkpoints.checkpoint",
     "load_model": "humming.checkpoints.model",
     "save_packed": "humming.checkpoints.packed_writer",

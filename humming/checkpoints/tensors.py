@@ -1,6 +1,6 @@
 """The tensors of a checkpoint: safetensors files with or without an index, or a mapping."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,15 @@ class TensorSource:
         if path.name.endswith(".json"):
             return _Files(*_indexed(path))
         return _Files(str(path), {path: None})
+
+    @staticmethod
+    def of_files(paths: Iterable[Path | str], where: str) -> "TensorSource":
+        """The tensors of some safetensors files, all of them.
+
+        Raises:
+            CheckpointError: as for `open`.
+        """
+        return _Files(where, dict.fromkeys(map(Path, paths)))
 
     @property
     def names(self) -> tuple[str, ...]:

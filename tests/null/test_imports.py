@@ -32,6 +32,8 @@ LAYERS = (
     ("ops", "layer_inputs"),
     ("nn", "tuner", "measurer"),
     ("checkpoints",),
+    ("model_quantizer",),
+    ("integrations",),
     ("cli", "testing"),
     ("__main__",),
 )
@@ -50,6 +52,7 @@ ONLY_IN = {
     "typer": {"humming.cli"},
     "rich": {"humming.cli"},
     "safetensors": {"humming.cli", "humming.checkpoints"},
+    "transformers": {"humming.integrations"},
     "platformdirs": {"humming.env"},
     "filelock": {"humming.cache", "humming.tuned"},
 }
