@@ -9,6 +9,7 @@ import torch
 
 from humming.checkpoints.checkpoint import Checkpoint
 from humming.checkpoints.methods import method_of
+from humming.checkpoints.module_parts import readable_parts
 from humming.checkpoints.packed_writer import INPUT_PARTS, PACKED_PARTS
 from humming.checkpoints.tensors import TensorSource
 from humming.errors import CheckpointError, UnsupportedError
@@ -80,7 +81,8 @@ class OthersLayers:
 
     def stored_bytes(self, name: str) -> int:
         """The size of a layer's tensors."""
-        self._checkpoint.decide(name).require_readable(self._checkpoint.where)
+        decision = self._checkpoint.decide(name)
+        readable_parts(self._tensors, name, decision, self._checkpoint.where)
         return _bytes(self._tensors, name, self._parts[name])
 
     def read(self, name: str, device: torch.device) -> torch.nn.Module:
