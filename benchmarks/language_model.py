@@ -162,6 +162,8 @@ class Bench:
         return {
             "perplexity": at_once,
             "perplexity_by_steps": by_steps,
+            "steps": self._arguments.steps,
+            "new_tokens": self._arguments.new_tokens,
             **speed,
             "continuations": [self._tokenizer.decode(made) for made in tokens],
             "tokens": tokens,

@@ -241,20 +241,22 @@ def model_table(result: dict[str, Any]) -> list[str]:
         f"## A language model\n\n{machine(result)}, transformers",
         f"{version}. SmolLM2-135M-Instruct: its GGUF file,",
         "dequantized, and quantized anew while it is loaded. Perplexity of",
-        f"{tokens} tokens, read at once, and of the first ones, one by one; of four continuations",
-        "the tokens before the first that is another than that of the same weights dequantized;",
-        "and tokens a second, the interpreter's but in graphs.",
+        f"{tokens} tokens, read at once, and of the first ones, one by one; and of four",
+        "continuations the tokens before the first that is another than that of the same weights",
+        "dequantized, whose activations are not quantized.",
         "",
-        f"| format | products | at once | one by one | tokens equal | {' | '.join(speeds)} |",
+        f"| {' | '.join(('format', 'products', 'at once', 'one by one', 'equal', *speeds))} |",
         f"|---|---|---|---|---|{'---|' * len(speeds)}",
     ]
     for row in rows:
         equal = ", ".join(map(str, row.get("equal_to_dequantized", ())))
-        figures = " | ".join(f"{row[key]:.0f}" for key in speeds)
-        lines.append(
-            f"| {row['format']} | {row['runs']} | {row['perplexity']:.3f} "
-            f"| {row['perplexity_by_steps']:.3f} | {equal} | {figures} |"
-        )
+        cells = [
+            *(row["format"], row["runs"], f"{row['perplexity']:.3f}"),
+            f"{row['perplexity_by_steps']:.3f} ({row['steps']})",
+            f"{equal} of {row['new_tokens']}" if equal else "",
+            *(f"{row[key]:.0f}" for key in speeds),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
