@@ -21,8 +21,8 @@ LAYERS = (
     ("capability",),
     ("components", "hookspecs", "matrix", "registry", "plugins"),
     (
-        *("tiles", "source", "instruction_counts", "lowering", "tile_cost", "cost", "decision"),
-        *("tuned", "composer", "quantize_kernel", "mapped"),
+        *("tiles", "source", "instruction_counts", "lowering", "tile_cost", "overlap", "cost"),
+        *("decision", "tuned", "composer", "quantize_kernel", "mapped"),
     ),
     ("cache", "compiler"),
     ("runtime", "graphs", "timing"),
