@@ -95,10 +95,11 @@ struct WgmmaMainloop {
   static constexpr int kPasses = kPartial ? kRowBlocks : 1;
   static constexpr int kSide = kRowBlocks / kPasses;
   // Partial sums are those of two halves of the tokens: while one is multiplied, the sums of the
-  // other are added to the accumulators.
-  static constexpr int kHalves = kPartial && kTokenTiles >= 16 ? 2 : 1;
+  // other are added to the accumulators. Scales of tokens that stages do not hold are loaded ahead
+  // and leave no registers for it.
+  static constexpr bool kScattered = C::kTokenGroupK != 0 && !Stages::kHasTokenScales;
+  static constexpr int kHalves = kPartial && kTokenTiles >= 16 && !kScattered ? 2 : 1;
   static constexpr int kHalfTiles = kTokenTiles / kHalves;
-  static constexpr int kRunGroups = 2;
   using Products = Product[kSide * kHalves][kHalfTiles][4];
   // What is opened together: the bricks that share a box of tokens.
   static constexpr int kUnitK = Stages::kBoxK;
@@ -409,12 +410,24 @@ struct WgmmaMainloop {
     flush<kHalf>(token_scales, group, sums, acc);
   }
 
-  // Stages whose groups owe one another their second halves. They come without a branch between
-  // them, and end without debts: the assembler does not see beyond a branch which products have ended,
-  // and would wait for each.
+  // Groups of a run owe one another their second halves. They come without a branch between them, and
+  // end without debts: the assembler does not see beyond a branch which products have ended, and would
+  // wait for each. A run is two stages or more if they have one group, a stage, or, where that would
+  // be long to assemble, an equal part of it.
   static constexpr int kStageGroups =
       kPartial ? kPasses * kStageSteps / (kGroupSteps * kGroupUnits) : 1;
-  static constexpr int kRunStages = kHalves == 2 ? max_of(kRunGroups / kStageGroups, 1) : 0;
+  static constexpr int kShortRun = 2, kLongRun = 4;
+  static constexpr int run_groups() {
+    if (kStageGroups < kShortRun) return kShortRun;
+    int groups = min_of(kStageGroups, kLongRun);
+    while (kStageGroups % groups != 0 || groups * kGroupTurns % 2 != 0 ||
+           groups * kGroupTurns % kParts != 0) {
+      if (++groups > kStageGroups) return kStageGroups;
+    }
+    return groups;
+  }
+  static constexpr int kRunGroups = run_groups();
+  static constexpr int kRunStages = ceil_div(kRunGroups, kStageGroups);
 
   // kLeft groups one after the other, all but the last sure of another; at least as many as bring
   // place and part back to those of the beginning, if there are so many. Returns whether there are
@@ -463,11 +476,10 @@ struct WgmmaMainloop {
       for (auto& half : sums) ptx::keep_sums(half);
       const Group none(c, 0);
       bool more = true;
-      if constexpr (kRunStages > 0) {
-        constexpr int kGroups = kRunStages * kStageGroups;
-        static_assert(kGroups * kGroupTurns % 2 == 0, "slot mainloop: runs begin at one place");
+      if constexpr (kHalves == 2) {
+        static_assert(kRunGroups * kGroupTurns % 2 == 0, "slot mainloop: runs begin at one place");
         while (more && c.stages >= kRunStages) {
-          more = groups<0, 0, kGroups>(token_scales, c, none, sums, acc);
+          more = groups<0, 0, kRunGroups>(token_scales, c, none, sums, acc);
         }
       }
       while (more) more = groups<0, 0, 1>(token_scales, c, none, sums, acc);
