@@ -38,6 +38,8 @@ BARRIER_BYTES = 16
 PRODUCER_WARPS = 4
 # Rows of staged results lie 4 floats further apart (kPitch in kernels/epilogue/tile.cuh).
 OUT_ROW_PADDING = 4
+# Of staged results of warpgroups, at most: less than stages that suit such tiles.
+EPILOGUE_BYTES = 144 * 1024
 # Accumulators of a thread; more would spill beside fragments and addresses.
 MAX_ACCUMULATORS = 128
 # The same of warpgroups, whose fragments are two at a time and whose tokens are no registers.
@@ -300,18 +302,29 @@ def warpgroup_tile(
 ) -> TileConfig:
     """A tile of warpgroups that each have `row_blocks` x 64 rows, in stages of `bricks` x 64 K."""
     warps_n = WARPGROUP_WARPS * warpgroups
+    block_n = BRICK_ROWS * warps_n * row_blocks
     return TileConfig(
-        block_n=BRICK_ROWS * warps_n * row_blocks,
+        block_n=block_n,
         block_m=block_m,
         block_k=BRICK_K * bricks,
         warps_n=warps_n,
         warps_k=1,
         num_stages=num_stages,
         split_k=split_k,
-        epilogue_m=min(block_m, 32),
+        epilogue_m=_epilogue_m(block_m, block_n),
         producer_warps=PRODUCER_WARPS,
         cluster_n=cluster_n,
     )
+
+
+def _epilogue_m(block_m: int, block_n: int) -> int:
+    """Tokens that warpgroups stage at a time: all, or an equal part that takes bytes enough.
+
+    Each pass waits twice for all warps, and has code of its own, which takes long to assemble.
+    """
+    row_bytes = 4 * (block_n + OUT_ROW_PADDING)
+    parts = (block_m // count for count in range(1, block_m // 8 + 1) if block_m % (8 * count) == 0)
+    return next(part for part in parts if part * row_bytes <= EPILOGUE_BYTES or part == 8)
 
 
 def box_element_bytes(row_bytes: int) -> int:

@@ -9,6 +9,7 @@ namespace humming {
 
 // Moves 16-byte pieces from global to shared memory in stages: issue starts a piece, land completes
 // what issue could not do alone, commit closes a stage, wait<n> leaves at most n stages under way.
+// kAsynchronous: whether issue is all that a copy takes, so that it may run ahead of others.
 template <class T>
 concept Mover = requires(typename T::template Fetch<1> fetch, u32 shared, const u8* global) {
   fetch.issue(0, shared, global, true);
@@ -16,6 +17,7 @@ concept Mover = requires(typename T::template Fetch<1> fetch, u32 shared, const 
   fetch.land();
   T::commit();
   T::template wait<0>();
+  { T::kAsynchronous };
 };
 
 // Fills a stage of shared memory from one thread: boxes of mapped matrices, which a
@@ -95,7 +97,8 @@ concept TileScheduler = requires(int stages) {
 };
 
 // Sums a CTA's tile over its range of K, and waits for the grids ahead before it reads what they may
-// have written: all but the weights. kReservedBytes at the end of shared memory are its own.
+// have written: all but the weights; kWaitsForGrids says so, as those which do not would read
+// activations too early. kReservedBytes at the end of shared memory are its own.
 template <class T>
 concept Mainloop = requires {
   typename T::Params;
@@ -103,6 +106,7 @@ concept Mainloop = requires {
   T::kThreads;
   T::kSharedBytes;
   T::kReservedBytes;
+  requires T::kWaitsForGrids;
   T::sync();
 };
 

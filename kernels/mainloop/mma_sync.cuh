@@ -47,6 +47,7 @@ struct MmaSyncMainloop {
   static constexpr int kBrickBytes = Weights::kBrickBytes;
   static constexpr bool kPerGroup = C::kScaleSite == ScaleSite::kAccumulator;
   static constexpr bool kScalesInLoop = Weights::kScalesInLoop;
+  static constexpr bool kWaitsForGrids = true;
   // Sums of a group, or of a stage, that are added to the accumulators in float.
   static constexpr bool kPartial = C::kPartialK != 0;
   static constexpr int kStepK = Weights::kStepK;

@@ -58,6 +58,7 @@ struct WgmmaMainloop {
   using Ring = typename Stages::Ring;
   using TokenScales = StoredTokenScales<C>;
   static constexpr int kReservedBytes = Stages::kReservedBytes;
+  static constexpr bool kWaitsForGrids = true;
   static constexpr int kSharedBytes = Stages::kSharedBytes;
 
   // (row block, token tile, i) -> row 16 * block + g + 8 * Places::half(i),

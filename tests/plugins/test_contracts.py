@@ -12,7 +12,7 @@ from humming.hookspecs import hookimpl
 from humming.plugins import PluginSet
 from humming.testing import conformance
 
-# A mover of nobody's, with and without what the contract asks for.
+# A mover of nobody's, with or without parts of what the contract asks for.
 MOVER = """#pragma once
 #include <humming/types.cuh>
 namespace acme {
@@ -30,6 +30,8 @@ struct Mover {
 }  // namespace acme
 """
 COMMIT = "__device__ static void commit() {}"
+NATURE = "static constexpr bool kAsynchronous = false;"
+SOUND = f"{COMMIT}\n  {NATURE}"
 
 
 class Guest:
@@ -67,11 +69,15 @@ def _write(folder: Path, text: str) -> None:
     (folder / "acme" / "mover.cuh").write_text(text)
 
 
-@pytest.mark.parametrize(("commit", "sound"), [(COMMIT, True), ("", False)], ids=["good", "bad"])
+@pytest.mark.parametrize(
+    ("members", "sound"),
+    [(SOUND, True), (NATURE, False), (COMMIT, False)],
+    ids=["good", "never-commits", "does-not-say-when-copies-end"],
+)
 def test_contract_is_asserted(
-    commit: str, sound: bool, tmp_path: Path, environment: PluginSet
+    members: str, sound: bool, tmp_path: Path, environment: PluginSet
 ) -> None:
-    _write(tmp_path, MOVER % commit)
+    _write(tmp_path, MOVER % members)
     mover = Component("mover", "plain", "humming/acme/mover.cuh", "acme::Mover")
     source = conformance.contract_source(mover)
     known = {**environment.registry.headers, mover.header: tmp_path / "acme/mover.cuh"}
@@ -85,9 +91,38 @@ def test_contract_is_asserted(
         compiler.compile(source, headers, "humming_contract", caps)
 
 
+# A mainloop of nobody's, which does not say that it waits for the grids ahead.
+MAINLOOP = """
+struct Mainloop {
+  using Params = humming::GemmParams;
+  using Accumulators = float[1];
+  static constexpr int kThreads = 32, kSharedBytes = 0, kReservedBytes = 0;
+  %s
+  __device__ static void sync() {}
+};
+static_assert(humming::Mainloop<Mainloop>, "slot mainloop: contract broken");
+extern "C" __global__ void humming_contract() {}
+"""
+
+
+@pytest.mark.parametrize("waits", ["true", "false", None])
+def test_mainloops_must_say_that_they_wait(waits: str | None, environment: PluginSet) -> None:
+    """One that would read activations before they are written does not compile."""
+    member = f"static constexpr bool kWaitsForGrids = {waits};" if waits else ""
+    source = "#include <humming/contracts.cuh>\n" + MAINLOOP % member
+    caps = environment.capabilities("a100")
+    headers = include_closure(source, environment.registry.headers)
+    compiler = environment.compiler_for(caps)
+    if waits == "true":
+        assert compiler.compile(source, headers, "humming_contract", caps).data
+        return
+    with pytest.raises(CompileError, match="slot mainloop: contract broken"):
+        compiler.compile(source, headers, "humming_contract", caps)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
-    [(MOVER % COMMIT, None), ("#include <vector>\n", "vector"), ("not C++\n", "not")],
+    [(MOVER % SOUND, None), ("#include <vector>\n", "vector"), ("not C++\n", "not")],
     ids=["sound", "toolkit-header", "no-code"],
 )
 def test_kit_compiles_the_components_of_a_plugin(

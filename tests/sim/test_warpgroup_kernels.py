@@ -84,6 +84,37 @@ def test_product_in_a_random_schedule(tile: tuple[int, ...], rng: np.random.Gene
     product_in(problem, m, n, 64 * k, tile, seed=seed).check()
 
 
+# Whose sums are in two halves, or too many for it: (problem, tile, stages of K). Runs of groups are two
+# stages (one group each), one (two passes of one group; four groups), or half of one (eight groups),
+# and some stages are left over. Scales of tokens, and the lack of room for halves, come last.
+HALVES = (
+    ("int4_g128 x bf16", (1, 1, 128, 2, 2), 5),
+    ("int4_g128 x bf16", (1, 2, 128, 2, 2), 3),
+    ("int4_g64 x bf16", (1, 1, 192, 2, 2), 3),
+    ("int4_g64_sbf16 x fp16", (1, 1, 128, 1, 3), 3),
+    ("int4_g128 x int8", (1, 1, 128, 4, 2), 3),
+    ("mxfp4 x fp8", (1, 1, 128, 4, 2), 3),
+    ("mxfp4 x fp8", (1, 2, 128, 4, 2), 1),
+    ("fp8_block128 x fp8_g128", (1, 1, 192, 2, 2), 3),
+    ("int8_g128 x int8_g128", (1, 1, 128, 4, 2), 2),
+    ("mxfp8 x mxfp8", (1, 1, 128, 4, 2), 2),
+)
+
+
+@pytest.mark.parametrize(("text", "sizes", "stages"), HALVES, ids=str)
+def test_sums_in_halves(
+    text: str, sizes: tuple[int, ...], stages: int, rng: np.random.Generator
+) -> None:
+    """Tiles of many tokens, more of them than there are, and fewer rows."""
+    torch.manual_seed(int(rng.integers(2**31)))
+    tile = warpgroup_tile(*sizes)
+    m, n = tile.block_m - int(rng.integers(1, 60)), tile.block_n - int(rng.integers(0, 8))
+    problem = GemmProblem.parse(text, n, tile.block_k * stages)
+    (lowering, *_) = lowerings(problem, CAPS)
+    product, result = run(compose_as(problem, CAPS, m_range_of(m), lowering, tile), m)
+    assert product.excess(result) <= 0
+
+
 def test_the_order_of_warps_does_not_change_a_bit(rng: np.random.Generator) -> None:
     seed = int(rng.integers(2**31))
     results = []
