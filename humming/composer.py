@@ -113,9 +113,10 @@ class KernelPlan:
         return tiles_n, ceil(m / self.tile.block_m), self.tile.split_k
 
     def workspace(self, m: int) -> tuple[int, int]:
-        """What split K needs at `m` tokens: bytes of fp32 partial tiles, and number of counters."""
+        """What split K needs at `m` tokens: bytes of fp32 partial tiles, and number of counters;
+        nothing where the parts are a cluster."""
         tiles_n, tiles_m, split_k = self.grid(m)
-        if split_k == 1:
+        if not self.tile.uses_workspace:
             return 0, 0
         tile_bytes = self.tile.block_n * self.tile.block_m * 4
         return split_k * tiles_n * tiles_m * tile_bytes, tiles_n * tiles_m

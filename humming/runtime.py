@@ -170,6 +170,7 @@ class Kernel:
         )
         self._max_tiles_m = min(_MAX_GRID_Y, _MAX_TILES // self._tiles_n)
         self._block_m, self._split_k, self._block = tile.block_m, tile.split_k, (tile.threads, 1, 1)
+        self._uses_workspace = tile.uses_workspace
         self._partials_bytes = 4 * tile.block_n * tile.block_m * tile.split_k  # a tile
         self._pdl = plan.pdl
         self._mapped, self._map_of = plan.lowering.has_producer, device.tensor_map
@@ -208,7 +209,7 @@ class Kernel:
             )
         partials = None  # holds a graph's partial sums until the launch is recorded
         partials_at = counters_at = 0
-        if self._split_k > 1:
+        if self._uses_workspace:
             tiles = self._tiles_n * tiles_m
             if not self._on_host and torch.cuda.is_current_stream_capturing():
                 partials = x.new_empty(tiles * self._partials_bytes, dtype=torch.uint8)

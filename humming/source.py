@@ -83,6 +83,7 @@ def compose_source(
         "kWarpsK": tile.warps_k,
         "kStages": tile.num_stages,
         "kSplitK": tile.split_k,
+        "kClusterK": tile.cluster_k,
         "kEpilogueM": tile.epilogue_m,
         "kGroupK": weight_group(problem),
         "kTokenGroupK": activation_group(problem),
@@ -238,7 +239,9 @@ def _code_struct(dtype: DataType) -> str:
 
 
 def _clustered(tile: TileConfig) -> str:
-    return f"__cluster_dims__({tile.cluster_n}, 1, 1) " if tile.cluster_n > 1 else ""
+    if tile.cluster_n * tile.cluster_k == 1:
+        return ""
+    return f"__cluster_dims__({tile.cluster_n}, 1, {tile.cluster_k}) "
 
 
 def _out(dtype: DataType, caps: DeviceCapabilities) -> str:

@@ -24,6 +24,9 @@ STAGE_US = 0.06
 # A reduction over split K: a barrier through memory; and bytes of partial sums, which are written,
 # read and waited for, at a third of the memory's bandwidth.
 SPLIT_K_US, PARTIALS_SHARE = 1.15, 0.33
+# The same in the shared memory of a cluster: two barriers and the latency of reading there. Not
+# measured: tiles of this kind are left to `humming tune`.
+CLUSTER_K_US = 0.7
 # Share of the bandwidth that copies reach; an SM gets more where others are idle.
 BANDWIDTH_SHARE, LEAST_ACTIVE = 0.96, 0.3
 # Copies through registers hold fewer bytes under way: 23 us where asynchronous ones took 18.
@@ -151,7 +154,9 @@ def tile_cost(
     else:
         stored = 4.0 * tile.block_n * tile.block_m * ceil(waves / together)
         overhead_us += WARPGROUP_US + stored / (STORED_BYTES_PER_CLOCK * rates.clocks_per_us)
-    if tile.split_k > 1:
+    if tile.cluster_k > 1:
+        overhead_us += CLUSTER_K_US
+    elif tile.split_k > 1:
         partials = 8.0 * tile.split_k * problem.n * tiles_m * tile.block_m
         overhead_us += SPLIT_K_US + partials / (rates.bytes_per_us * PARTIALS_SHARE)
     hidden = MEMORY_LOSS * min(memory_us, compute_us)

@@ -32,6 +32,8 @@ BOX_ROW_BYTES, STAGE_ALIGN_BYTES = 128, 1024
 BOX_ALIGN_BYTES, MOST_BOX_ELEMENTS, BOX_ELEMENT_BYTES = 128, 256, (1, 2, 4, 8)
 # CTAs of a cluster that mainloops with a producer are written for.
 CLUSTERS = (1, 2, 4)
+# CTAs of a cluster on every device that has clusters (CUDA programming guide, "Thread Block Clusters").
+MOST_CLUSTER = 8
 # Two barriers of a stage.
 BARRIER_BYTES = 16
 # The warpgroup that a producer belongs to.
@@ -76,6 +78,8 @@ class TileConfig:
         epilogue_m: tokens that the epilogue stages at a time, a divisor of block_m.
         producer_warps: warps beside those that multiply, of a mainloop that has a producer.
         cluster_n: CTAs of a cluster, which have neighbouring rows and share the tokens' copies.
+        cluster_k: split_k where the CTAs that share a tile are a cluster and add their sums through
+            its shared memory, 1 where they do so through a workspace.
     """
 
     block_n: int
@@ -88,6 +92,7 @@ class TileConfig:
     epilogue_m: int = 8
     producer_warps: int = 0
     cluster_n: int = 1
+    cluster_k: int = 1
 
     def __post_init__(self) -> None:
         rules = (
@@ -99,6 +104,10 @@ class TileConfig:
             (self.block_m % self.epilogue_m == 0, "epilogue_m divides block_m"),
             (self.cluster_n in CLUSTERS, f"cluster_n is one of {CLUSTERS}"),
             (self.block_m % (8 * self.cluster_n) == 0, "block_m % (8 * cluster_n) == 0"),
+            (self.cluster_k in (1, self.split_k), "cluster_k is 1 or split_k"),
+            (self.cluster_k <= MOST_CLUSTER, f"cluster_k <= {MOST_CLUSTER}"),
+            (1 in (self.cluster_k, self.cluster_n), "cluster_n or cluster_k is 1"),
+            (self.cluster_k == 1 or self.epilogue_m == self.block_m, "clusters stage whole tiles"),
         )
         for holds, rule in rules:
             if not holds:
@@ -107,10 +116,16 @@ class TileConfig:
     def __str__(self) -> str:
         producer = f" + {self.producer_warps}" if self.producer_warps else ""
         cluster = f", clusters of {self.cluster_n}" if self.cluster_n > 1 else ""
+        cluster += " in clusters" if self.cluster_k > 1 else ""
         return (
             f"{self.block_n}x{self.block_m}x{self.block_k}, warps {self.warps_n}x{self.warps_k}"
             f"{producer}, {self.num_stages} stages, split K {self.split_k}{cluster}"
         )
+
+    @property
+    def uses_workspace(self) -> bool:
+        """Whether CTAs add their sums through memory."""
+        return self.split_k > self.cluster_k
 
     @property
     def threads(self) -> int:
@@ -219,7 +234,7 @@ def measurable(
     caps: DeviceCapabilities,
     m_range: tuple[int, int | None],
 ) -> list[TileConfig]:
-    """The candidates, and those of them in clusters, whose worth only a clock tells."""
+    """The candidates, and those of them in clusters along N or K, whose worth only a clock tells."""
     found = []
     for tile in candidates(problem, lowering, caps, m_range):
         tiles_n = -(-problem.n // tile.block_n)
@@ -230,7 +245,14 @@ def measurable(
             if cluster != tile.cluster_n and cluster <= tiles_n
             if tile.block_m % (8 * cluster) == 0
         ]
+        if 1 < tile.split_k <= MOST_CLUSTER:
+            found.append(in_memory_of_cluster(tile))
     return [tile for tile in dict.fromkeys(found) if fits(tile, problem, lowering, caps)]
+
+
+def in_memory_of_cluster(tile: TileConfig) -> TileConfig:
+    """The same tile, its parts of K a cluster."""
+    return replace(tile, cluster_k=tile.split_k, epilogue_m=tile.block_m)
 
 
 def why_no_tile(problem: GemmProblem, caps: DeviceCapabilities) -> str:
@@ -377,6 +399,7 @@ def fits(
         and tile.accumulators(problem, lowering) <= min(most_sums, registers - others)
         and tile.smem_bytes(problem, lowering) <= (caps.smem_per_block_bytes or 48 * 1024)
         and (tile.cluster_n == 1 or (boxes and {"clusters", "multicast"} <= set(caps.features)))
+        and (tile.cluster_k == 1 or "clusters" in caps.features)
         and (not boxes or tile.block_k * problem.activation.dtype.bits // 8 % BOX_ROW_BYTES == 0)
         and (lowering.mover != "plain" or stage / 16 / tile.threads <= MAX_PIECES_IN_REGISTERS)
         and (tile.split_k == 1 or _stages(problem, tile) >= MIN_STAGES_PER_SPLIT * tile.split_k)

@@ -303,7 +303,7 @@ def shortlist(decision: Decision, count: int | None) -> list[Ready]:
     cuts: dict[tuple[str, TileConfig], list[Ready]] = {}
     for option in choices(decision):
         if (option.lowering.layout, option.lowering.packed_bits) == packing:
-            cut = replace(option.tile, num_stages=2, cluster_n=1)
+            cut = _cut(option.tile)
             cuts.setdefault((option.lowering.name, cut), []).append(option)
     leading: dict[tuple[str, str], list[Ready]] = {}
     weighed: list[tuple[int, Ready]] = []
@@ -321,14 +321,21 @@ def shortlist(decision: Decision, count: int | None) -> list[Ready]:
     return list(ordered.values())[:count]
 
 
+def _cut(tile: TileConfig) -> TileConfig:
+    """What tiles have in common that only differ in how they run."""
+    return replace(tile, num_stages=2, cluster_n=1, cluster_k=1, epilogue_m=8)
+
+
 def _varied(variants: list[Ready]) -> list[Ready]:
     """Ways to run one cut, so that other stages and other clusters than the first come by turns."""
     stages = list(dict.fromkeys(option.tile.num_stages for option in variants))
     return sorted(
         variants,
         key=lambda option: (
-            stages.index(option.tile.num_stages) + option.tile.cluster_n.bit_length(),
-            -option.tile.cluster_n,
+            stages.index(option.tile.num_stages)
+            + option.tile.cluster_n.bit_length()
+            + (option.tile.cluster_k > 1),
+            -option.tile.cluster_n * option.tile.cluster_k,
         ),
     )
 

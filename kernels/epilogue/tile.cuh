@@ -7,12 +7,15 @@
 //   --> token zero point, channel scale, token scale, second scales, bias --> output dtype
 //   --> out [token][row], rows contiguous
 // With split-K the sums go to the workspace instead; the CTA that finishes a tile last adds all
-// parts in the order of K, so the result is the same in every run.
+// parts in the order of K, so the result is the same in every run. Where the parts are a cluster they
+// stay in shared memory, and each CTA adds and stores a share of the tile, in the same order.
 #pragma once
 
 #include <humming/dequant/codes.cuh>
 #include <humming/params.cuh>
+#include <humming/ptx/cluster.cuh>
 #include <humming/ptx/global.cuh>
+#include <humming/ptx/shared.cuh>
 #include <humming/scheduler/raster.cuh>
 #include <humming/types.cuh>
 
@@ -42,12 +45,16 @@ struct TileEpilogue {
   using Places = typename Mainloop::Places;
   static_assert(C::kBlockM % kTokens == 0 && kTokens % kTileTokens == 0,
                 "slot epilogue: a pass takes whole token tiles");
+  static constexpr bool kClustered = C::kClusterK > 1;
+  static_assert(!kClustered || (kPasses == 1 && C::kClusterK == C::kSplitK),
+                "slot epilogue: clusters along K add whole tiles of all parts");
 
   static __device__ void run(const GemmParams& p, u8* shared, const TileIndex& tile,
                              const typename Mainloop::Accumulators& acc) {
     Sum* staged = reinterpret_cast<Sum*>(shared);
     const int token0 = tile.m * C::kBlockM, row0 = tile.n * C::kBlockN;
     Sum* part = nullptr;
+    if constexpr (kClustered) return add_cluster(p, staged, token0, row0, acc);
     if constexpr (C::kSplitK > 1) {
       const i64 tiles = i64(gridDim.x) * gridDim.y;
       part = static_cast<Sum*>(p.partials) +
@@ -103,6 +110,52 @@ struct TileEpilogue {
     return float(sum);
   }
 
+  // Adds what the CTAs of the cluster have staged: each a share of the tile, of all parts.
+  static __device__ void add_cluster(const GemmParams& p, Sum* staged, int token0, int row0,
+                                     const typename Mainloop::Accumulators& acc) {
+    stage(staged, 0, acc);
+    const int units = min_of(kTokens, p.m - token0) * kUnitsPerToken;
+    if constexpr (C::kWarpsK > 1) {
+      // Reading far away is slow: first each CTA adds up its own warps.
+      Mainloop::sync();
+      for (int unit = threadIdx.x; unit < units; unit += kThreads) {
+        const int token = unit / kUnitsPerToken, row = unit % kUnitsPerToken * kVector;
+        Sum sum[kVector];
+        add_warps(staged, token, row, sum);
+        *reinterpret_cast<Vector<Sum>*>(staged + token * kPitch + row) =
+            Vector<Sum>{{sum[0], sum[1], sum[2], sum[3]}};
+      }
+    }
+    ptx::cluster_sync();
+    const bool whole = is_whole(p, row0);
+    const u32 address = ptx::shared_address(staged);
+    for (int unit = threadIdx.x + ptx::cluster_ctarank() * kThreads; unit < units;
+         unit += kThreads * C::kClusterK) {
+      const int token = unit / kUnitsPerToken, row = unit % kUnitsPerToken * kVector;
+      Sum part[C::kClusterK][kVector];
+#pragma unroll
+      for (int rank = 0; rank < C::kClusterK; ++rank) {
+        const u32 from = address + (token * kPitch + row) * sizeof(Sum);
+        ptx::load_cluster_x4(part[rank], ptx::cluster_address(from, rank));
+      }
+      finish_parts(p, token0 + token, row0 + row, part, whole);
+    }
+    // Shared memory stays until all have read it.
+    ptx::cluster_sync();
+  }
+
+  // Adds what the warps along K have staged, in order.
+  static __device__ void add_warps(const Sum* staged, int token, int row, Sum (&sum)[kVector]) {
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) sum[i] = 0;
+#pragma unroll
+    for (int k = 0; k < C::kWarpsK; ++k) {
+      const Sum* from = staged + (k * kTokens + token) * kPitch + row;
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) sum[i] += from[i];
+    }
+  }
+
   // Whether all rows of the tile exist and may be stored kVector at a time.
   static __device__ bool is_whole(const GemmParams& p, int row0) {
     using Out = typename C::Out::Storage;
@@ -119,13 +172,8 @@ struct TileEpilogue {
     for (int unit = threadIdx.x; unit < tokens * kUnitsPerToken; unit += kThreads) {
       const int in_pass = unit / kUnitsPerToken, row = unit % kUnitsPerToken * kVector;
       const int token = pass * kTokens + in_pass;
-      Sum sum[kVector] = {0, 0, 0, 0};
-#pragma unroll
-      for (int k = 0; k < C::kWarpsK; ++k) {
-        const Sum* from = staged + (k * kTokens + in_pass) * kPitch + row;
-#pragma unroll
-        for (int i = 0; i < kVector; ++i) sum[i] += from[i];
-      }
+      Sum sum[kVector];
+      add_warps(staged, in_pass, row, sum);
       if constexpr (C::kSplitK > 1) {
         *reinterpret_cast<Vector<Sum>*>(part + token * C::kBlockN + row) =
             Vector<Sum>{{sum[0], sum[1], sum[2], sum[3]}};
@@ -161,6 +209,22 @@ struct TileEpilogue {
         if (row + i >= p.n) break;
         to[i] = C::Out::from_float(finished(p, token, row + i, factors, sum[i]));
       }
+    }
+  }
+
+  // Adds the parts of K in order, and stores four rows of one token.
+  static __device__ void finish_parts(const GemmParams& p, int token, int row,
+                                      const Sum (&part)[C::kSplitK][kVector], bool whole) {
+    Sum sum[kVector] = {0, 0, 0, 0};
+#pragma unroll
+    for (int split = 0; split < C::kSplitK; ++split) {
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) sum[i] += part[split][i];
+    }
+    if (whole) {
+      finish<true>(p, token, row, sum);
+    } else {
+      finish<false>(p, token, row, sum);
     }
   }
 
@@ -230,17 +294,7 @@ struct TileEpilogue {
         ptx::load_l2_x4(part[split], parts + split * tiles * (C::kBlockM * C::kBlockN) +
                                          token * C::kBlockN + row);
       }
-      Sum sum[kVector] = {0, 0, 0, 0};
-#pragma unroll
-      for (int split = 0; split < C::kSplitK; ++split) {
-#pragma unroll
-        for (int i = 0; i < kVector; ++i) sum[i] += part[split][i];
-      }
-      if (whole) {
-        finish<true>(p, token0 + token, row0 + row, sum);
-      } else {
-        finish<false>(p, token0 + token, row0 + row, sum);
-      }
+      finish_parts(p, token0 + token, row0 + row, part, whole);
     }
   }
 };

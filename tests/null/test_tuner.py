@@ -92,7 +92,8 @@ def test_candidates_are_the_models_best_of_every_kind(problem: str, m: int) -> N
     assert found[0] == decision.chosen
     kinds = {(o.lowering.mma.name, o.lowering.scale_site) for o in decision.ready}
     assert {(o.lowering.mma.name, o.lowering.scale_site) for o in found} == kinds
-    cuts = {(o.lowering.name, replace(o.tile, num_stages=2, cluster_n=1)) for o in found}
+    alike = {"num_stages": 2, "cluster_n": 1, "cluster_k": 1, "epilogue_m": 8}
+    cuts = {(o.lowering.name, replace(o.tile, **alike)) for o in found}
     assert len(cuts) >= CANDIDATES // 3, "not all of them are the same cut in other pipelines"
     everything = shortlist(decision, None)
     assert everything[: len(found)] == found
@@ -108,6 +109,19 @@ def test_some_candidates_are_in_clusters_where_the_device_has_them() -> None:
 
     assert clusters("h200") == {1, 2, 4}
     assert clusters("a100") == {1}
+
+
+def test_some_candidates_add_parts_of_k_in_clusters() -> None:
+    """And others through a workspace; an A100 has no clusters."""
+
+    def ways(device: str) -> set[bool]:
+        caps = plugins.capabilities(device)
+        decision = decide(PROBLEM, caps, (9, 16), plugins.registry(), records=NO_RECORDS)
+        tiles = [option.tile for option in shortlist(decision, CANDIDATES)]
+        return {tile.uses_workspace for tile in tiles if tile.split_k > 1}
+
+    assert ways("h200") == {False, True}
+    assert ways("a100") == {True}
 
 
 def test_tokens_of_a_range_are_tuned_together() -> None:
