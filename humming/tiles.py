@@ -32,7 +32,8 @@ BOX_ROW_BYTES, STAGE_ALIGN_BYTES = 128, 1024
 BOX_ALIGN_BYTES, MOST_BOX_ELEMENTS, BOX_ELEMENT_BYTES = 128, 256, (1, 2, 4, 8)
 # CTAs of a cluster that mainloops with a producer are written for.
 CLUSTERS = (1, 2, 4)
-# CTAs of a cluster on every device that has clusters (CUDA programming guide, "Thread Block Clusters").
+# CTAs of a cluster on every device that has clusters (CUDA programming guide,
+# "Thread Block Clusters").
 MOST_CLUSTER = 8
 # Two barriers of a stage.
 BARRIER_BYTES = 16
@@ -234,7 +235,7 @@ def measurable(
     caps: DeviceCapabilities,
     m_range: tuple[int, int | None],
 ) -> list[TileConfig]:
-    """The candidates, and those of them in clusters along N or K, whose worth only a clock tells."""
+    """The candidates, and those in clusters along N or K, whose worth only a clock tells."""
     found = []
     for tile in candidates(problem, lowering, caps, m_range):
         tiles_n = -(-problem.n // tile.block_n)

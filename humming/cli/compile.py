@@ -36,7 +36,7 @@ def compile_kernels(
         typer.Option(metavar="DIR", help="Fill this folder, not the cache; HUMMING_CACHE_DIR=DIR."),
     ] = None,
     clean: Annotated[
-        bool, typer.Option("--clean", help="Remove all other kernels from the --output, not records.")
+        bool, typer.Option("--clean", help="Remove other kernels from the --output, not records.")
     ] = False,
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Compilations at a time; by default every processor.")

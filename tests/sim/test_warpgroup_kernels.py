@@ -84,9 +84,9 @@ def test_product_in_a_random_schedule(tile: tuple[int, ...], rng: np.random.Gene
     product_in(problem, m, n, 64 * k, tile, seed=seed).check()
 
 
-# Whose sums are in two halves, or too many for it: (problem, tile, stages of K). Runs of groups are two
-# stages (one group each), one (two passes of one group; four groups), or half of one (eight groups),
-# and some stages are left over. Scales of tokens, and the lack of room for halves, come last.
+# Whose sums are in two halves, or too many for it: (problem, tile, stages of K). Runs of groups are
+# two stages (one group each), one (two passes of one group; four groups), or half of one (eight
+# groups), and some stages are left over. Scales of tokens, and the lack of room, come last.
 HALVES = (
     ("int4_g128 x bf16", (1, 1, 128, 2, 2), 5),
     ("int4_g128 x bf16", (1, 2, 128, 2, 2), 3),
