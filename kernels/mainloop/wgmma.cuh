@@ -483,7 +483,10 @@ struct WgmmaMainloop {
           more = groups<0, 0, kRunGroups>(token_scales, c, none, sums, acc);
         }
       }
-      while (more) more = groups<0, 0, 1>(token_scales, c, none, sums, acc);
+      // Runs within a stage leave nothing over.
+      if constexpr (kHalves == 1 || kRunStages > 1) {
+        while (more) more = groups<0, 0, 1>(token_scales, c, none, sums, acc);
+      }
     } else {
 #pragma unroll
       for (int block = 0; block < kRowBlocks; ++block) ptx::keep_sums(acc[block]);
