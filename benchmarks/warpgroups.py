@@ -4,8 +4,9 @@
     python benchmarks/warpgroups.py --m 4096 --tiles "2,2,128,2,3,1; 2,1,256,1,4,1"
 
 A tile is named by warpgroups, blocks of 64 rows of each, tokens, bricks of 64 values of K of a
-stage, stages, parts of K, CTAs of a cluster. Without `--tiles` all that might be the fastest are
-tried. Times are those of CUDA-graph replays over weights that together exceed the L2 three times,
+stage, stages, parts of K, CTAs of a cluster that have neighbouring rows; with `k` behind it, the
+parts of K are a cluster. Without `--tiles` all that might be the fastest are tried. The composer's
+choices stand beside them, those with parts of K in clusters too. Times are those of CUDA-graph replays over weights that together exceed the L2 three times,
 in turns with cuBLAS in the activations' type, and in 8-bit floats where they are those, and with
 the composer's choice; the composer's estimates stand beside them, so that its constants can be
 fitted.
@@ -30,7 +31,7 @@ from humming.lowering import Lowering, enumerate_lowerings
 from humming.plugins import capabilities, registry
 from humming.problem import GemmProblem
 from humming.runtime import Kernel, Operands, TokenScales
-from humming.tiles import TileConfig, fits, warpgroup_tile
+from humming.tiles import TileConfig, fits, in_memory_of_cluster, warpgroup_tile
 
 # Graphs that take turns; each holds memory of its own.
 TOGETHER = 16
@@ -46,11 +47,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="file for the results as JSON")
     arguments = parser.parse_args()
     n, k = (int(size) for size in arguments.shape.split("x"))
-    named = [
-        warpgroup_tile(*(int(number) for number in tile.split(",")))
-        for tile in (arguments.tiles or "").split(";")
-        if tile.strip()
-    ]
+    named = [tile_of(text) for text in (arguments.tiles or "").split(";") if text.strip()]
     rows = []
     for name in arguments.formats.split(","):
         problem = GemmProblem.parse(name.strip(), n, k)
@@ -60,6 +57,12 @@ def main() -> None:
                 rows.append(row)
     result = {"environment": environment(), "warpgroups": rows}
     save(arguments.output, result)
+
+
+def tile_of(text: str) -> TileConfig:
+    """The tile that `--tiles` names so."""
+    tile = warpgroup_tile(*(int(number) for number in text.strip().rstrip("k").split(",")))
+    return in_memory_of_cluster(tile) if text.strip().endswith("k") else tile
 
 
 class WeightCopies:
@@ -123,6 +126,11 @@ def plans_of(
     m_range = m_range_of(m)
     ready = decide(problem, caps, m_range, registry()).ready
     chosen = [(lowering, tile) for lowering, tile, _ in ready]
+    chosen += [
+        (lowering, in_memory_of_cluster(tile))
+        for lowering, tile in chosen
+        if tile.split_k > 1 and fits(in_memory_of_cluster(tile), problem, lowering, caps)
+    ]
     lowerings = [
         lowering
         for lowering in enumerate_lowerings(problem, caps)[0]
