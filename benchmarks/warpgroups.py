@@ -6,10 +6,10 @@
 A tile is named by warpgroups, blocks of 64 rows of each, tokens, bricks of 64 values of K of a
 stage, stages, parts of K, CTAs of a cluster that have neighbouring rows; with `k` behind it, the
 parts of K are a cluster. Without `--tiles` all that might be the fastest are tried. The composer's
-choices stand beside them, those with parts of K in clusters too. Times are those of CUDA-graph replays over weights that together exceed the L2 three times,
-in turns with cuBLAS in the activations' type, and in 8-bit floats where they are those, and with
-the composer's choice; the composer's estimates stand beside them, so that its constants can be
-fitted.
+choices stand beside them, those with parts of K in clusters too, and its estimates, so that its
+constants can be fitted. Times are those of CUDA-graph replays over weights that together exceed the
+L2 three times, in turns with cuBLAS in the activations' type, and in 8-bit floats where they are
+those.
 """
 
 import argparse
