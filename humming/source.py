@@ -83,6 +83,7 @@ def compose_source(
         "kWarpsK": tile.warps_k,
         "kStages": tile.num_stages,
         "kSplitK": tile.split_k,
+        "kClusterN": tile.cluster_n,
         "kClusterK": tile.cluster_k,
         "kEpilogueM": tile.epilogue_m,
         "kGroupK": weight_group(problem),
@@ -147,7 +148,6 @@ def _boxes(problem: GemmProblem, lowering: Lowering, tile: TileConfig) -> dict[s
         "kCodeElementBytes": box_element_bytes(bricks * brick_bytes),
         "kScaleElementBytes": box_element_bytes(groups * BRICK_ROWS * scale_bytes),
         "kZeroElementBytes": box_element_bytes(groups * BRICK_ROWS * zero_bytes),
-        "kClusterN": tile.cluster_n,
     }
 
 

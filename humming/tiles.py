@@ -106,8 +106,10 @@ class TileConfig:
             (self.cluster_n in CLUSTERS, f"cluster_n is one of {CLUSTERS}"),
             (self.block_m % (8 * self.cluster_n) == 0, "block_m % (8 * cluster_n) == 0"),
             (self.cluster_k in (1, self.split_k), "cluster_k is 1 or split_k"),
-            (self.cluster_k <= MOST_CLUSTER, f"cluster_k <= {MOST_CLUSTER}"),
-            (1 in (self.cluster_k, self.cluster_n), "cluster_n or cluster_k is 1"),
+            (
+                self.cluster_n * self.cluster_k <= MOST_CLUSTER,
+                f"cluster_n * cluster_k <= {MOST_CLUSTER}",
+            ),
             (self.cluster_k == 1 or self.epilogue_m == self.block_m, "clusters stage whole tiles"),
         )
         for holds, rule in rules:
@@ -239,15 +241,17 @@ def measurable(
     found = []
     for tile in candidates(problem, lowering, caps, m_range):
         tiles_n = -(-problem.n // tile.block_n)
-        found.append(tile)
-        found += [
+        along_n = [
             replace(tile, cluster_n=cluster)
             for cluster in CLUSTERS
-            if cluster != tile.cluster_n and cluster <= tiles_n
-            if tile.block_m % (8 * cluster) == 0
+            if cluster <= tiles_n and tile.block_m % (8 * cluster) == 0
         ]
-        if 1 < tile.split_k <= MOST_CLUSTER:
-            found.append(in_memory_of_cluster(tile))
+        found += [tile, *along_n]
+        found += [
+            in_memory_of_cluster(tile)
+            for tile in along_n
+            if tile.split_k > 1 and tile.cluster_n * tile.split_k <= MOST_CLUSTER
+        ]
     return [tile for tile in dict.fromkeys(found) if fits(tile, problem, lowering, caps)]
 
 

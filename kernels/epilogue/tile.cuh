@@ -129,14 +129,17 @@ struct TileEpilogue {
     ptx::cluster_sync();
     const bool whole = is_whole(p, row0);
     const u32 address = ptx::shared_address(staged);
-    for (int unit = threadIdx.x + ptx::cluster_ctarank() * kThreads; unit < units;
+    // The cluster's CTAs are numbered along N first.
+    const int neighbour = blockIdx.x % C::kClusterN;
+    for (int unit = threadIdx.x + blockIdx.z * kThreads; unit < units;
          unit += kThreads * C::kClusterK) {
       const int token = unit / kUnitsPerToken, row = unit % kUnitsPerToken * kVector;
       Sum part[C::kClusterK][kVector];
 #pragma unroll
       for (int rank = 0; rank < C::kClusterK; ++rank) {
         const u32 from = address + (token * kPitch + row) * sizeof(Sum);
-        ptx::load_cluster_x4(part[rank], ptx::cluster_address(from, rank));
+        ptx::load_cluster_x4(part[rank],
+                             ptx::cluster_address(from, neighbour + C::kClusterN * rank));
       }
       finish_parts(p, token0 + token, row0 + row, part, whole);
     }

@@ -102,11 +102,16 @@ struct BoxedStages {
     }
   }
 
+  // Which of the cluster's CTAs is the first with this one's part of K: they share its tokens.
+  static __device__ int first_neighbour() {
+    return C::kClusterK > 1 ? C::kClusterN * int(blockIdx.z) : 0;
+  }
+
   // By a whole warp: it is done with the stage that has this empty barrier.
   static __device__ void leave(u32 barrier, int lane) {
     __syncwarp();
     if constexpr (kClustered) {
-      if (lane < C::kClusterN) ptx::mbarrier_arrive_at(barrier, lane);
+      if (lane < C::kClusterN) ptx::mbarrier_arrive_at(barrier, first_neighbour() + lane);
     } else {
       if (lane == 0) ptx::mbarrier_arrive(barrier);
     }
@@ -161,7 +166,7 @@ struct BoxedStages {
           shared(shared),
           first_block(tile_n * Weights::kBlocks),
           first_token(tile_m * C::kBlockM) {
-      if constexpr (kClustered) rank = ptx::cluster_ctarank();
+      if constexpr (kClustered) rank = int(ptx::cluster_ctarank()) - first_neighbour();
     }
 
     // Announces a stage, and brings its weights to a slot.
@@ -201,7 +206,8 @@ struct BoxedStages {
       const u32 to = shared + slot * kStageSize + box * kBoxBytes + rank * kShare * 128;
       const int column = stage * C::kBlockK + box * kBoxK, row = first_token + rank * kShare;
       if constexpr (kClustered) {
-        C::Mover::template shared_box<C::kClusterN>(to, p.x_map, column, row, barrier);
+        C::Mover::template shared_box<C::kClusterN>(to, p.x_map, column, row, barrier,
+                                                         first_neighbour());
       } else {
         C::Mover::box(to, p.x_map, column, row, barrier);
       }

@@ -17,12 +17,12 @@ struct TmaProducer {
     ptx::cp_async_bulk_tensor_2d(shared, &map, column, row, barrier);
   }
 
-  // The same into each of the first kCtas CTAs of the cluster.
+  // The same into each of kCtas CTAs of the cluster, from the first one on.
   template <int kCtas>
   static __device__ void shared_box(u32 shared, const TensorMap& map, int column, int row,
-                                    u32 barrier) {
-    constexpr unsigned short kAll = (1 << kCtas) - 1;
-    ptx::cp_async_bulk_tensor_2d_multicast(shared, &map, column, row, barrier, kAll);
+                                    u32 barrier, int first) {
+    const unsigned short ctas = ((1 << kCtas) - 1) << first;
+    ptx::cp_async_bulk_tensor_2d_multicast(shared, &map, column, row, barrier, ctas);
   }
 };
 

@@ -29,6 +29,9 @@ CASES = (
     ("sim:h200", "int4_g128 x bf16", warpgroup_tile(1, 1, 16, 2, 2, 2)),
     ("sim:h200", "int4_g128 x int8", warpgroup_tile(2, 1, 64, 2, 2, 4)),
     ("sim:h200", "fp8 x fp8", warpgroup_tile(1, 1, 8, 2, 2, 8)),
+    # Neighbours along N share their part's tokens.
+    ("sim:h200", "int4_g128 x bf16", warpgroup_tile(1, 1, 16, 2, 2, 2, cluster_n=2)),
+    ("sim:h200", "int4 x int8", warpgroup_tile(1, 1, 32, 2, 2, 2, cluster_n=4)),
 )
 
 
@@ -57,7 +60,7 @@ def test_clusters_sum_the_same_bits(
 ) -> None:
     """Of rows and tokens that fill tiles and do not, beside the float64 reference."""
     torch.manual_seed(int(rng.integers(2**31)))
-    m, n = int(rng.integers(1, 2 * tile.block_m)), int(rng.integers(1, 2 * tile.block_n))
+    m, n = (int(rng.integers(1, 2 * size)) for size in (tile.block_m, tile.block_n))
     print(m, n)
     plan = plan_of(device, text, m, n, tile)
     product = product_of(plan, m)
