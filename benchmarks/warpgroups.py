@@ -15,6 +15,7 @@ those.
 import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,7 @@ def likely_tiles(
             if not m <= block_m < 2 * m and not 64 <= block_m < m:
                 continue
             for bricks in (1, 2) if lowering.operand_bits == 16 else (2, 4):
-                for split_k, cluster in ((1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2)):
+                for split_k, cluster in ((1, 1), (2, 1), (4, 1), (1, 2), (1, 4), (2, 2), (4, 2)):
                     if block_m % (8 * cluster) or (cluster > 1 and block_m < 64):
                         continue
                     shape = (warpgroups, row_blocks, block_m, bricks)
@@ -175,6 +176,10 @@ def likely_tiles(
                         )
                     ]
                     yield from deep[:1]
+                    if split_k > 1:
+                        clustered = map(in_memory_of_cluster, deep)
+                        fitting = (t for t in clustered if fits(t, problem, lowering, caps))
+                        yield from islice(fitting, 1)
                     # Two CTAs an SM.
                     half = (caps.smem_per_sm_bytes or 0) // 2 - 1024
                     yield from [t for t in deep[1:] if t.smem_bytes(problem, lowering) <= half][:1]
