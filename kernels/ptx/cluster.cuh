@@ -12,8 +12,9 @@ __device__ inline unsigned cluster_ctarank() {
 }
 
 // All threads of a cluster meet; what was written before is seen after (PTX ISA 9.7.13.4
-// "barrier.cluster").
+// "barrier.cluster"). Warps come whole, also from loops that their lanes leave one by one.
 __device__ inline void cluster_sync() {
+  __syncwarp();
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
