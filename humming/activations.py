@@ -350,7 +350,7 @@ def _buffers(tensors: dict[str, torch.Tensor | None]) -> list[Buffer]:
             runtime.extent_bytes(t),
             name,
             undefined=name in written,
-            awaited=name == "x",
+            awaited=name not in written,
         )
         for name, t in tensors.items()
         if t is not None and t.numel()

@@ -493,6 +493,10 @@ def address_of(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
+# What kernels ahead may still be writing: all that is no part of a packed weight.
+_AWAITED = ("x", "x_scales", "x_zeros", "x_second", "bias")
+
+
 def _buffers(
     x: torch.Tensor, operands: Operands, out: torch.Tensor, tokens: TokenScales | None = None
 ) -> list[hookspecs.Buffer]:
@@ -506,7 +510,7 @@ def _buffers(
             extent_bytes(tensor),
             name,
             undefined=name == "out",
-            awaited=name in ("x", "x_scales", "x_zeros"),
+            awaited=name in _AWAITED,
         )
         for name, tensor in named.items()
         if tensor is not None and tensor.numel()

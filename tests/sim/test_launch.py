@@ -211,8 +211,8 @@ def test_what_the_launch_before_may_still_write(body: str, legal: bool) -> None:
     assert caught.value.where.lane is not None
 
 
-def test_our_product_waits_for_the_launch_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """x is marked as what the launch before may write, and the kernel waits before it reads it."""
+def test_our_products_wait_for_the_launch_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the launch before may write is marked, and the kernel waits before it reads it."""
     import torch
 
     seen: list[Any] = []
@@ -224,10 +224,16 @@ def test_our_product_waits_for_the_launch_before(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(runtime.SimulatedKernel, "launch", spy)
     weight = humming.pack(humming.quantize(torch.randn(32, 128), "int4_g64"))
-    humming.matmul(torch.randn(2, 128).half(), weight, device="sim:h200")
-    (pdl, buffers), *_ = seen
-    assert pdl
-    assert [b.name for b in buffers if b.awaited] == ["x"]
+    x, bias = torch.randn(2, 128).half(), torch.randn(32).half()
+    humming.matmul(x, weight, bias=bias, device="sim:h200")
+    quantized = humming.quantize_activation(x, "nvfp4", second_scale=torch.ones(1))
+    narrow = humming.pack(humming.quantize(torch.randn(32, 128), "int4_g64"), activation="nvfp4")
+    humming.matmul(quantized, narrow, device="sim:h200")
+    products = [
+        {b.name for b in buffers if b.awaited} for pdl, buffers in seen if pdl and len(buffers) > 3
+    ]
+    assert products[0] == {"x", "bias"}
+    assert products[-1] == {"x", "x_scales", "x_second"}
 
 
 @pytest.mark.parametrize(
