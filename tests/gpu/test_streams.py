@@ -53,6 +53,33 @@ def test_products_follow_each_other_on_a_stream(make) -> None:
     assert torch.equal(in_a_row, one_by_one)
 
 
+@pytest.mark.parametrize(
+    ("weight", "activation"), [("int4_g128", "bf16"), ("int8", "int8"), ("fp8", "fp8")]
+)
+@pytest.mark.parametrize("m", [1, 16, 300])
+def test_products_follow_each_other_alone(weight: str, activation: str, m: int) -> None:
+    """Each launch is a dependent one: of a product or of a quantization, none of torch between."""
+    size = 2048
+    dense = torch.randn(size, size, device="cuda") * size**-0.5
+    packed = humming.pack(humming.quantize(dense, weight), activation=activation)
+    first = torch.randn(m, size, device="cuda").bfloat16()
+
+    def chain(wait: bool) -> torch.Tensor:
+        x = first
+        for _ in range(30):
+            if activation != "bf16":
+                x = humming.quantize_activation(x, activation)
+                torch.cuda.synchronize() if wait else None
+            x = humming.matmul(x, packed, out_dtype=torch.bfloat16)
+            torch.cuda.synchronize() if wait else None
+        return x
+
+    one_by_one = chain(wait=True)
+    assert one_by_one.isfinite().all() and one_by_one.abs().max() > 0
+    for _ in range(5):
+        assert torch.equal(chain(wait=False), one_by_one)
+
+
 def test_streams_side_by_side_do_not_disturb_each_other(split) -> None:
     expected = humming.matmul(split.x, split.weight)
     split.check(expected)
