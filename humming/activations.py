@@ -30,7 +30,7 @@ from humming.quantize_kernel import (
     row_bytes,
     scale_columns,
 )
-from humming.quantized import SCALE_TENSOR_DTYPES, check_known_scale, unpack_bits
+from humming.quantized import SCALE_TENSOR_DTYPES, check_known_scale, check_number, unpack_bits
 
 FUSED_NONE = "none"
 """What the operator takes where nothing is fused."""
@@ -187,7 +187,9 @@ def quantize_activation(
             in the format's scale dtype or float32, on the device of x; or a float.
         zero: its zero point, int8 of one value or an int, where such a format is asymmetric.
         second_scale: float32 [1], on the device of x: of nvfp4 and its like the factor on top of
-            the scales; None for 1.
+            the scales. None is 1, with which scales of type float8e4m3 hold magnitudes from about
+            0.006 to 2688 (nvfp4): what is beyond saturates, and groups below become 0. The largest
+            magnitude over 2688 is what uses all of the range.
         fuse: what is done to x in float32 before: None, `silu_mul` (silu of the first half times
             the second half), `gelu` (with erf) or `gelu_tanh`.
         device: name of a device that the CPU simulates, for tensors on the CPU; by default the
@@ -427,7 +429,9 @@ def _given(
             _refuse(f"{asked} with a given scale", why, f"Use {spec.dtype}_tensor, or no scale.")
         return None, None
     if scale is None:
-        _refuse(asked, "its scale is known beforehand, and none is given", "Pass scale=.")
+        how = f"Pass scale= to quantize_activation, or use {spec.dtype}, with one for each token."
+        _refuse(asked, "its scale is known beforehand, and none is given", how)
+    check_number(asked, "scale", scale)
     if (zero is None) != spec.symmetric:
         _refuse(
             asked,

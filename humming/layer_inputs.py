@@ -6,7 +6,7 @@ import torch
 
 from humming.errors import UnsupportedError, check_type
 from humming.formats import ActivationSpec
-from humming.quantized import SCALE_TENSOR_DTYPES
+from humming.quantized import SCALE_TENSOR_DTYPES, check_number
 
 
 def static_scale(
@@ -27,6 +27,7 @@ def static_scale(
     if spec is None or not (is_static or spec.second_scale != "none"):
         why = "an activation_scale is given, but theirs are found from the activations"
         raise UnsupportedError(asked, why, "Leave it away, or use e.g. fp8_tensor.")
+    check_number(asked, "the activation_scale", scale)
     found = torch.as_tensor(scale).detach()
     if found.numel() != 1 or not (found.is_floating_point() or isinstance(scale, int)):
         why = f"the activation_scale is {found.dtype} {list(found.shape)}"

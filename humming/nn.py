@@ -12,7 +12,7 @@ from humming.formats import ActivationSpec, WeightSpec
 from humming.layer_inputs import input_scale_of, permutation_of, static_scale
 from humming.ops import MISUSE, check_arguments, multiply
 from humming.packing import PackedWeight, check_packed, pack
-from humming.quantized import QuantizedWeight
+from humming.quantized import QuantizedWeight, torch_device
 from humming.quantized_ops import multiply_quantized, packed_bits_for
 from humming.quantizer import quantize
 from humming.runtime import Operands
@@ -41,8 +41,8 @@ class QuantLinear(torch.nn.Module):
             "fp8" to quantize them to, in each call and with scales of their own; None accepts both
             16-bit types as they are.
         activation_scale: the one scale of formats whose scale is known beforehand, such as
-            "fp8_tensor", or the factor on top of the scales of "nvfp4" (1 without): a number, or a
-            tensor of one.
+            "fp8_tensor", or the factor on top of the scales of "nvfp4": a number, or a tensor of
+            one. Without it that factor is 1, see `quantize_activation` for the range that is left.
         input_permutation: integers [K]: column k of the weight belongs to input
             `input_permutation[k]`. None for their own order.
         input_scale: [K] of a floating dtype, by which activations are multiplied before anything
@@ -151,7 +151,9 @@ class QuantLinear(torch.nn.Module):
                 "only the weight of a torch.nn.Linear is known to be [out, in]",
                 "Use from_quantized(humming.quantize(weight, ...)).",
             )
-        matrix = linear.weight.detach().to(device or linear.weight.device)
+        matrix = linear.weight.detach()
+        if device is not None:
+            matrix = matrix.to(torch_device(device, "a QuantLinear"))
         quantized = quantize(matrix, weight, method=method)
         return cls.from_quantized(
             quantized, linear.bias, activation=activation, activation_scale=activation_scale
@@ -255,6 +257,16 @@ class QuantLinear(torch.nn.Module):
         tensors = {name: getattr(self, name) for name in _PACKED}
         present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         return PackedWeight.from_tensors(self._metadata, present)
+
+    def __getattr__(self, name: str) -> Any:
+        """As torch's, which is asked for what the layer does not have."""
+        if name == "weight":
+            raise AttributeError(
+                "a QuantLinear has no attribute 'weight': it is packed (packed, weight_spec). "
+                "Where another module reads it, leave that layer as it is: "
+                "quantize_model(..., skip=['its.name'])"
+            )
+        return super().__getattr__(name)
 
     def extra_repr(self) -> str:
         """What torch shows between the parentheses."""

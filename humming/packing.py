@@ -27,6 +27,7 @@ from humming.quantized import (
     check_quantized,
     pack_bits,
     same_bits,
+    torch_device,
     unpack_bits,
 )
 
@@ -113,7 +114,12 @@ class PackedWeight:
             raise UnsupportedError(asked, why, "Pass a clone() of them.")
 
     def to(self, device: torch.device | str) -> "PackedWeight":
-        """The same weight on another device; the tensors are shared if it is there already."""
+        """The same weight on another device; the tensors are shared if it is there already.
+
+        Raises:
+            UnsupportedError: torch has no such device.
+        """
+        device = torch_device(device, f"a packed weight {self.spec}")
         moved = {name: tensor.to(device) for name, tensor in self.tensors().items()}
         return PackedWeight(self.spec, self.shape, self.operand_bits, **moved)
 

@@ -207,7 +207,12 @@ class QuantizedWeight:
         return unpack_bits(self.codes, self.spec.dtype.bits, self.shape[1])
 
     def to(self, device: torch.device | str) -> "QuantizedWeight":
-        """The same weight on another device; the tensors are shared if it is there already."""
+        """The same weight on another device; the tensors are shared if it is there already.
+
+        Raises:
+            UnsupportedError: torch has no such device.
+        """
+        device = torch_device(device, f"a weight {self.spec}")
         zeros = None if self.zeros is None else self.zeros.to(device)
         second = None if self.second_scale is None else self.second_scale.to(device)
         codes, scales = self.codes.to(device), self.scales.to(device)
@@ -328,6 +333,38 @@ def check_quantized(weight: object, asked: str) -> None:
     elif hasattr(weight, "operand_bits"):
         how = "It is packed; its quantized form is humming.unpack(weight)."
     check_type(asked, "the weight", weight, QuantizedWeight, how)
+
+
+def torch_device(device: torch.device | str | int, what: str) -> torch.device:
+    """A device that torch has, to put something on.
+
+    Raises:
+        UnsupportedError: it has none of this name.
+    """
+    asked, how = f"{what} on {device!r}", "Pass 'cpu', 'cuda' or 'cuda:1'."
+    if isinstance(device, str) and device.startswith("sim"):
+        how = f"Leave it on the CPU, and pass device={device!r} to humming.matmul."
+        raise UnsupportedError(asked, "simulated devices compute with tensors on the CPU", how)
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise UnsupportedError(asked, "torch knows no such device", how) from error
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        why = f"torch sees {torch.cuda.device_count()} accelerators here"
+        raise UnsupportedError(asked, why, "Pass 'cpu', or a device that is there.")
+    return found
+
+
+def check_number(asked: str, name: str, value: object) -> None:
+    """Refuse what is neither a number nor a tensor.
+
+    Raises:
+        WrongTypeError: it is another type; truth values are no numbers.
+    """
+    kinds = (torch.Tensor, np.number, float, int)
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        how = "Pass a positive number, or a tensor of one."
+        raise WrongTypeError(asked, f"{name} is of type {type(value).__name__}", how)
 
 
 def check_known_scale(asked: str, name: str, scale: torch.Tensor) -> None:

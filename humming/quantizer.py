@@ -46,6 +46,8 @@ METHODS = ("absmax", "mse")
 # Values converted at a time: enough to keep a GPU busy, 16 MB in float32.
 _CHUNK_VALUES = 1 << 22
 _SMALLEST_NORMAL = 2.0**-126
+# How many of the least steps of their type the largest of all scales must have, to be any good.
+_LEAST_STEPS = 8
 
 
 def quantize(
@@ -66,7 +68,7 @@ def quantize(
 
     Raises:
         UnsupportedError: not a matrix of floats; a weight is NaN, infinite, or negative in an
-            unsigned format without zero points; a scale is beyond its type.
+            unsigned format without zero points; a scale is beyond its type, or all are below it.
     """
     spec = WeightSpec.parse(spec)
     if scale_dtype is not None:
@@ -230,6 +232,11 @@ def _second_scale(source: _Source, spec: WeightSpec) -> torch.Tensor | None:
     return torch.where(torch.isfinite(second) & (second > 0), second.clamp(_SMALLEST_NORMAL), 1.0)
 
 
+def _smallest(dtype: DataType) -> float:
+    """The least positive number of a type."""
+    return float(2.0 ** (1 - dtype.exponent_bias - dtype.mantissa_bits))
+
+
 def _steps(spec: WeightSpec) -> float:
     """What a range is divided by to get its scale: a code value, or a number of steps."""
     if spec.zero_point != "none":
@@ -307,7 +314,19 @@ class _Rule:
         scale_dtype = self.spec.scale_dtype
         # What exceeds the largest number by less than half a unit in the last place rounds to it.
         limit = scale_dtype.max * (1 + 2.0 ** -(scale_dtype.mantissa_bits + 2))
-        beyond = (self._range(1.0)[0] / _steps(self.spec)).abs() > limit
+        wanted = (self._range(1.0)[0] / _steps(self.spec)).abs()
+        beyond = wanted > limit
+        largest = float(wanted.max())
+        # Rows of nearly zeros beside others lose nothing that counts; a weight of them is lost. A
+        # float zero point holds what is constant, whatever the scale.
+        least = _smallest(scale_dtype) * (_LEAST_STEPS if scale_dtype.bits >= 16 else 0.5)
+        if 0 < largest < least and self.spec.zero_point != "float":
+            raise UnsupportedError(
+                f"quantize to {self.spec}",
+                f"the largest scale would be {largest:.2g}, and {scale_dtype} ends at "
+                f"{_smallest(scale_dtype):.2g}",
+                "Use another scale_dtype, e.g. 'float32' or 'bfloat16', or a second scale.",
+            )
         if bool(beyond.any()):
             row, column = (int(index) for index in beyond.nonzero()[0])
             raise UnsupportedError(
@@ -341,8 +360,7 @@ class _Rule:
             codes = (exponent + scale_dtype.exponent_bias).clamp_(0, 254)
             scales = torch.where(span == 0, scale_dtype.exponent_bias, codes).to(torch.uint8)
         else:
-            subnormal = 2.0 ** (1 - scale_dtype.exponent_bias - scale_dtype.mantissa_bits)
-            smallest = max(_SMALLEST_NORMAL, subnormal)
+            smallest = max(_SMALLEST_NORMAL, _smallest(scale_dtype))
             size = (span.abs() / steps).clamp_(smallest, scale_dtype.max)
             sized = torch.where(span == 0, 1.0, torch.copysign(size, span))
             scales = sized.to(SCALE_TENSOR_DTYPES[scale_dtype])

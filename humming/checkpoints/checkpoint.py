@@ -1,6 +1,6 @@
 """A checkpoint as one thing: its configuration, its tensors, and its modules."""
 
-from collections import defaultdict
+import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,12 +12,19 @@ from humming.checkpoints.methods import Lists, Method, find_config, method_of, u
 from humming.checkpoints.module_parts import FLOATS, ModuleParts
 from humming.checkpoints.packed_writer import VERSION_KEY
 from humming.checkpoints.scaled import plain_linear
-from humming.checkpoints.tensors import TensorSource, matrices
+from humming.checkpoints.tensors import Asked, TensorSource, matrices
 from humming.errors import CheckpointError, UnsupportedError, check_type
+from humming.quantized import QuantizedWeight
 
 # Scales of caches and of products that are no linear layers stand among the tensors of those that
 # are, and belong to the model.
 _OF_ATTENTION = ("k_scale", "v_scale", "q_scale", "prob_scale", "output_scale")
+# Tensors of a weight by their suffixes: what holds its codes or numbers, and what nothing but a
+# quantized weight has.
+_WEIGHTS = ("weight", "qweight", "weight_packed")
+_BESIDE_WEIGHTS = ("qzeros", "g_idx", "weight_scale", "weight_scale_inv", "weight_zero_point")
+# Parts of names of tensors that change the numbers of a layer.
+_TELLING = ("weight", "scale", "zero", "idx", "perm", "lora", "rotation", "smooth", "bias")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +66,12 @@ class Checkpoint:
         found = find_config(path.parent if holds_tensors else path)
         has_tensors = holds_tensors or (path.is_dir() and any(path.glob("*.safetensors*")))
         tensors = TensorSource.open(path) if has_tensors else None
-        if tensors is not None and VERSION_KEY in tensors.metadata:
+        if tensors is not None and (packed := tensors.says(VERSION_KEY)):
+            # The readers of packed weights take a folder with one file.
+            several = f"; one file at a time, of {', '.join(packed)}" if len(packed) > 1 else ""
             raise CheckpointError(
                 f"{path} holds packed weights; possible: humming.load_model and humming.load_packed"
+                f"{several}"
             )
         if found is None and tensors is None:
             raise CheckpointError(
@@ -90,7 +100,11 @@ class Checkpoint:
             return ()
         if isinstance(self.method, Lists):
             return tuple(self.method.modules(self.tensors))
-        return tuple(matrices(self.tensors))
+        if self.method is None:
+            return tuple(matrices(self.tensors))
+        # Modules of which the weight itself is lacking are not passed over.
+        lacking = self.tensors.modules_with(_BESIDE_WEIGHTS)
+        return tuple(sorted({*matrices(self.tensors), *lacking}))
 
     def quantized_modules(self) -> dict[str, tuple[str, ...]]:
         """The modules that are no plain layers by their tensors, and the names of these.
@@ -99,17 +113,12 @@ class Checkpoint:
         """
         if self.tensors is None:
             return {}
-        parts: dict[str, list[str]] = defaultdict(list)
-        for name in self.tensors.names:
-            module, _, part = name.rpartition(".")
-            if part not in _OF_ATTENTION:
-                parts[module].append(name)
         found = {}
         for module in self.modules():
             if isinstance(self.method, Lists):
                 names = tuple(self.method.tensors_of(module, self.tensors))
             else:
-                names = tuple(parts[module])
+                names = _of_layer(self.tensors.names_of(module))
             if not self._is_plain(module, names):
                 found[module] = names
         return found
@@ -143,9 +152,47 @@ class Checkpoint:
         decision = self.decide(module)
         if self.method is None:
             return plain_linear(ModuleParts(self.tensors, module), decision)
-        found = self.method.read(module, decision, self.tensors)
+        if isinstance(self.method, Lists):
+            found = self.method.read(module, decision, self.tensors)
+        else:
+            found = self._read_whole(self.method, module, decision, self.tensors)
         general = tuple(note for note in self.notes if note not in found.notes)
         return replace(found, notes=general + found.notes)
+
+    def _read_whole(
+        self, method: Method, module: str, decision: Decision, tensors: TensorSource
+    ) -> Linear:
+        """What a method reads of a module, if it looks at all tensors that change its numbers."""
+        names = _of_layer(tensors.names_of(module))
+        where = f"{tensors.where}: {module}"
+        if not names:
+            near = difflib.get_close_matches(module, self.modules(), 3, 0.4) or self.modules()[:3]
+            raise CheckpointError(
+                f"{tensors.where} has no module {module!r}, and no tensor that begins so; "
+                f"possible: {', '.join(near)}"
+            )
+        if not any(name.rpartition(".")[2] in _WEIGHTS for name in names):
+            raise CheckpointError(
+                f"{where}: of its weight there is only {', '.join(names)}; possible: a tensor "
+                f"{', '.join(_WEIGHTS[:-1])} or {_WEIGHTS[-1]}, in a checkpoint that is whole"
+            )
+        asked = Asked(tensors)
+        found = method.read(module, decision, asked)
+        left = [name for name in names if name not in asked.asked]
+        if isinstance(weight := found.weight, QuantizedWeight):
+            for name in left:
+                if any(telling in name.rpartition(".")[2] for telling in _TELLING):
+                    raise CheckpointError(
+                        f"{where}: the tensor {name} is not read with a weight {weight.spec} of "
+                        f"{method.name}; possible: a checkpoint without it, if it is nothing"
+                    )
+        told = tuple(f"the tensor {name} is not used" for name in left)
+        return replace(found, notes=found.notes + told)
+
+
+def _of_layer(names: Iterable[str]) -> tuple[str, ...]:
+    """The names among those of a module that are no attention's."""
+    return tuple(name for name in names if name.rpartition(".")[2] not in _OF_ATTENTION)
 
 
 def load_linear(path: Path | str, module: str | Sequence[str]) -> Linear:

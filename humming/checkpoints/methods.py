@@ -90,6 +90,11 @@ def method_of(config: Mapping[str, Any], where: str) -> Method:
         if method.recognizes(config):
             return method(config, where)
     named = config.get("quant_method")
+    if named == "humming":
+        raise CheckpointError(
+            f"{where}: transformers saved this model with layers of humming; possible: "
+            "AutoModelForCausalLM.from_pretrained after `import humming.integrations.transformers`"
+        )
     what = f"the quantization method {named!r} is unknown" if named else "no method is named"
     known = ", ".join(method.name for method in METHODS)
     raise CheckpointError(f"{where}: {what}; methods that are read: {known}")

@@ -1,7 +1,7 @@
 """Whole models: the layers of a checkpoint or of a file of packed weights, one after another."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from humming.errors import CheckpointError, UnsupportedError, check_type
 from humming.formats import ActivationSpec
 from humming.nn import QuantLinear
 from humming.packing import unpack
+from humming.quantized import torch_device
 
 Module = QuantLinear | torch.nn.Linear
 
@@ -37,6 +38,7 @@ class Model:
             not quantized.
         skipped: the modules that cannot be read, each with the reason.
         notes: what else is to be known of the whole.
+        layer_notes: what is to be known of single layers, of those that have been read so far.
     """
 
     path: Path
@@ -45,6 +47,7 @@ class Model:
     tensors: Mapping[str, torch.Tensor]
     skipped: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    layer_notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def stream(self) -> Iterator[tuple[str, Module]]:
         """Every layer in turn with its name; how far it is shows on a terminal.
@@ -82,6 +85,8 @@ def load_model(
     check_type("load_model", "the path", path, (str, Path), "Pass a folder or file.")
     if activation is not None:
         activation = ActivationSpec.parse(activation)
+    if device is not None:
+        device = torch_device(device, f"the layers of {path}")
     if PackedFile.recognizes(path):
         return _of_packed(PackedFile(path, device), activation, scale_dtype)
     return _of_checkpoint(Checkpoint.open(path), device, activation, scale_dtype)
@@ -110,8 +115,16 @@ def _of_checkpoint(
         except UnsupportedError as error:
             raise CheckpointError(f"{path}: {name}: {error}") from error
 
+    layer_notes: dict[str, tuple[str, ...]] = {}
+
+    def linear(name: str) -> Linear:
+        found = checkpoint.read(name)
+        if told := tuple(note for note in found.notes if note not in checkpoint.notes):
+            layer_notes[name] = told
+        return found
+
     names = [module for module in owned if module not in skipped]
-    linears = Lazy(names, checkpoint.read, f"{path}: the layer", skipped)
+    linears = Lazy(names, linear, f"{path}: the layer", skipped)
 
     def tensor(name: str) -> torch.Tensor:
         found = tensors.get(name)
@@ -139,6 +152,7 @@ def _of_checkpoint(
         Lazy(others, tensor, f"{path}: the tensor"),
         skipped,
         notes,
+        layer_notes,
     )
 
 

@@ -96,6 +96,8 @@ class ModuleParts:
             raise self.error(
                 "bias", f"has the shape {list(bias.shape)}", f"The weight has {n} rows."
             )
+        if not bool(torch.isfinite(bias).all()):
+            raise self.error("bias", "holds NaN or infinity", "Give a checkpoint that is whole.")
         return bias
 
     def error(self, part: str, found: str, possible: str) -> CheckpointError:
@@ -252,6 +254,8 @@ def _without_nan_scales(parts: ModuleParts, part: str, weight: QuantizedWeight) 
         bad = weight.scales == 255
     else:
         bad = ~torch.isfinite(weight.scales.to(torch.float32))
+    if spec.scale_dtype != float8e8m0 and (none := int((weight.scales.float() == 0).sum())):
+        parts.note(f"{none} scales of {part} are 0, and so is what they scale")
     if not bool(bad.any()):
         return weight
     rows = {"tensor": n, "block": spec.block[0]}.get(spec.granularity, 1)

@@ -24,6 +24,7 @@ from humming.errors import CheckpointError, UnsupportedError, check_type
 from humming.formats import WeightSpec
 from humming.nn import QuantLinear
 from humming.packing import PackedWeight
+from humming.quantized import torch_device
 
 _REQUIRED = {"weight", "n", "k", "operand_bits", "parts"}
 _HOW = "write it with humming.save_packed or `humming pack`"
@@ -64,7 +65,8 @@ class PackedFile:
 
     def __init__(self, path: Path | str, device: torch.device | str | None = None) -> None:
         check_type("a file of packed weights", "the path", path, (str, Path), "Pass a path.")
-        self.path, self._device = Path(path), device
+        self.path = Path(path)
+        self._device = None if device is None else torch_device(device, f"the layers of {path}")
         if not self.path.exists():
             raise CheckpointError(f"{path} does not exist; possible: *.safetensors")
         self._source = TensorSource.open(self.path)
@@ -107,6 +109,17 @@ class PackedFile:
     def activation(self, name: str) -> str | None:
         """What a layer quantizes activations to; None for 16 bits and for weights alone."""
         return self._described[name].get("activation")
+
+    def described(self, name: str) -> Mapping[str, Any]:
+        """What a layer is without reading it: weight, n, k, operand_bits, parts and activation."""
+        return self._described[name]
+
+    def stored_bytes(self, name: str) -> int:
+        """The size of a layer's tensors."""
+        shapes = (
+            (self._source.dtype(n), self._source.shape(n)) for n in self._parts(name).values()
+        )
+        return sum(dtype.itemsize * torch.Size(shape).numel() for dtype, shape in shapes)
 
     def _descriptions(self, text: str) -> dict[str, dict[str, Any]]:
         where = f"{self.path}: the metadata {LAYERS_KEY!r}"
@@ -180,7 +193,7 @@ class PackedFile:
         bad = {"scales": _not_finite(weight.scales, spec)}
         if weight.zeros is not None:
             if spec.zero_point == "integer":
-                bad["zeros"] = weight.zeros >= 1 << spec.dtype.bits
+                bad["zeros"] = weight.zeros.int() >= 1 << spec.dtype.bits
             else:
                 bad["zeros"] = ~torch.isfinite(weight.zeros)
         if weight.second_scale is not None:

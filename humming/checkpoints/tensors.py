@@ -1,6 +1,8 @@
 """The tensors of a checkpoint: safetensors files with or without an index, or a mapping."""
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +89,30 @@ class TensorSource:
         """The names of all tensors."""
         return tuple(self._tensors)
 
+    def says(self, key: str) -> list[str]:
+        """The names of the files whose metadata have a key."""
+        return [self.where] if key in self.metadata else []
+
     def __contains__(self, name: object) -> bool:
         return name in self._tensors
+
+    @cached_property
+    def _of_modules(self) -> dict[str, tuple[str, ...]]:
+        found: dict[str, list[str]] = defaultdict(list)
+        for name in self.names:
+            found[name.rpartition(".")[0]].append(name)
+        return {module: tuple(names) for module, names in found.items()}
+
+    def names_of(self, module: str) -> tuple[str, ...]:
+        """The names that are a module's, a dot, and a suffix without any."""
+        return self._of_modules.get(module, ())
+
+    def modules_with(self, parts: Iterable[str]) -> Iterator[str]:
+        """The modules that have tensors of some suffix."""
+        wanted = set(parts)
+        for module, names in self._of_modules.items():
+            if any(name.rpartition(".")[2] in wanted for name in names):
+                yield module
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor."""
@@ -107,6 +131,39 @@ class TensorSource:
         if name not in self._tensors:
             raise CheckpointError(f"{self.where} has no tensor {name!r}")
         return self._tensors[name]
+
+
+class Asked(TensorSource):
+    """The tensors of another source, which notes the names that are asked for.
+
+    Attributes:
+        asked: these.
+    """
+
+    def __init__(self, source: TensorSource) -> None:
+        super().__init__({}, source.where)
+        self._source, self.metadata = source, source.metadata
+        self.asked: set[str] = set()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._source.names
+
+    def __contains__(self, name: object) -> bool:
+        self.asked.add(str(name))
+        return name in self._source
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        self.asked.add(name)
+        return self._source.shape(name)
+
+    def dtype(self, name: str) -> torch.dtype:
+        self.asked.add(name)
+        return self._source.dtype(name)
+
+    def get(self, name: str) -> torch.Tensor:
+        self.asked.add(name)
+        return self._source.get(name)
 
 
 class _Files(TensorSource):
@@ -135,7 +192,13 @@ class _Files(TensorSource):
                     )
                 self._file_of[name] = path
         if len(self._open) == 1:
-            self.metadata = self._open[path].metadata() or {}
+            self.metadata = self._metadata_of(path)
+
+    def says(self, key: str) -> list[str]:
+        return [path.name for path in self._open if key in self._metadata_of(path)]
+
+    def _metadata_of(self, path: Path) -> Mapping[str, Any]:
+        return self._open[path].metadata() or {}
 
     def _names_of(self, path: Path) -> set[str]:
         from safetensors import SafetensorError, safe_open

@@ -45,6 +45,13 @@ def pack_checkpoint(
 
     model = load_model(path, activation=activation, scale_dtype=scale_dtype)
     _check_apart(path, output)
+    if not model.layers and not model.skipped:
+        raise UnsupportedError(
+            f"packing {path}",
+            "no layer of it is quantized" + "".join(f"; {note}" for note in model.notes),
+            "Quantize the model first, with humming.quantize_model, or in transformers with "
+            "HummingConfig(weight='int4_g128') and save_pretrained.",
+        )
     if model.skipped and not skip_refused:
         name, why = next(iter(model.skipped.items()))
         raise CheckpointError(
@@ -63,14 +70,16 @@ def pack_checkpoint(
         "tensors": len(model.tensors),
         "skipped": dict(model.skipped),
         "notes": list(model.notes),
+        "layer_notes": {name: list(notes) for name, notes in model.layer_notes.items()},
     }
     shown.emit(payload, lambda console: _draw(console, payload))
 
 
 def _check_apart(path: Path, output: Path) -> None:
     """Refuse to write among the tensors of the checkpoint, which are found by their suffix."""
-    folder = path if path.is_dir() else None
-    same = output.exists() and output.resolve() == path.resolve()
+    # An index is the folder's whose files it names; a single file may have others beside it.
+    folder = path if path.is_dir() else path.parent if path.suffix == ".json" else None
+    same = output.exists() and output.samefile(path)
     if same or (folder is not None and output.resolve().parent == folder.resolve()):
         raise UnsupportedError(
             f"packing {path} into {output}",
@@ -112,5 +121,8 @@ def _draw(console: "Console", payload: dict[str, Any]) -> None:
     print_table(console, "", ["format", "layers"], list(payload["formats"].items()))
     for note in payload["notes"]:
         console.print(f"note: {note}")
+    for name, notes in payload["layer_notes"].items():
+        for note in notes:
+            console.print(f"note: {name}: {note}")
     for name, why in payload["skipped"].items():
         console.print(f"left out: {name}: {why}")

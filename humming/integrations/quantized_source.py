@@ -16,12 +16,17 @@ from humming.errors import CheckpointError, UnsupportedError
 from humming.nn import QuantLinear
 from humming.packing import PackedWeight
 
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _EXTRA = "_extra_state"
 
 
 class Layers(Protocol):
-    """The layers of a checkpoint that are quantized, by the names that they have there."""
+    """The layers of a checkpoint that are quantized, by the names that they have there.
+
+    Attributes:
+        notes: what is to be known of those that have been read.
+    """
+
+    notes: Mapping[str, tuple[str, ...]]
 
     def names(self) -> Iterable[str]:
         """All of them."""
@@ -65,29 +70,25 @@ class OthersLayers:
         folder = Path(tensors.where)
         where = f"{folder / 'config.json'}: quantization_config"
         self._checkpoint = Checkpoint(folder, where, method_of(config, where), tensors)
-        self._tensors, self._parts = tensors, _parts(tensors)
+        self._tensors, self._modules = tensors, self._checkpoint.quantized_modules()
+        self.notes: Mapping[str, tuple[str, ...]] = {}
 
     def names(self) -> Iterable[str]:
-        """Those that have other tensors than a weight of 16 or 32 bits and a bias."""
-        return [name for name in self._checkpoint.modules() if not self._is_plain(name)]
-
-    def _is_plain(self, name: str) -> bool:
-        parts = self._parts.get(name, set())
-        return (
-            "weight" in parts
-            and parts <= {"weight", "bias"}
-            and all(self._tensors.dtype(f"{name}.{part}") in _FLOATS for part in parts)
-        )
+        """Those that the checkpoint does not hold as plain layers."""
+        return self._modules
 
     def stored_bytes(self, name: str) -> int:
         """The size of a layer's tensors."""
         decision = self._checkpoint.decide(name)
         readable_parts(self._tensors, name, decision, self._checkpoint.where)
-        return _bytes(self._tensors, name, self._parts[name])
+        return _bytes(self._tensors, self._modules[name])
 
     def read(self, name: str, device: torch.device) -> torch.nn.Module:
         """A layer, packed on a device."""
-        return self._checkpoint.read(name).to_module(device)
+        found = self._checkpoint.read(name)
+        if found.notes:
+            self.notes = {**self.notes, name: found.notes}
+        return found.to_module(device)
 
 
 class SavedLayers:
@@ -102,6 +103,7 @@ class SavedLayers:
     def __init__(
         self, activations: Mapping[str, str | None], default: str | None, tensors: TensorSource
     ) -> None:
+        self.notes: Mapping[str, tuple[str, ...]] = {}
         self._activations, self._default = activations, default
         self._tensors, self._parts = tensors, _parts(tensors)
 
@@ -111,7 +113,7 @@ class SavedLayers:
 
     def stored_bytes(self, name: str) -> int:
         """The size of a layer's tensors."""
-        return _bytes(self._tensors, name, self._parts[name])
+        return _bytes(self._tensors, [f"{name}.{part}" for part in self._parts[name]])
 
     def read(self, name: str, device: torch.device) -> torch.nn.Module:
         """A layer, whose tensors are moved to a device."""
@@ -139,8 +141,7 @@ def _parts(tensors: TensorSource) -> dict[str, set[str]]:
     return found
 
 
-def _bytes(tensors: TensorSource, name: str, parts: Iterable[str]) -> int:
-    names = [f"{name}.{part}" for part in parts]
+def _bytes(tensors: TensorSource, names: Iterable[str]) -> int:
     return sum(
-        torch.Size(tensors.shape(part)).numel() * tensors.dtype(part).itemsize for part in names
+        torch.Size(tensors.shape(name)).numel() * tensors.dtype(name).itemsize for name in names
     )

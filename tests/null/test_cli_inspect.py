@@ -57,7 +57,7 @@ def test_what_the_tensors_say(humming: Shell, checkpoint: Path) -> None:
 
 def test_modules_that_cannot_be_read_fail(humming: Shell, checkpoint: Path) -> None:
     told = humming.json("inspect", str(checkpoint), "--read", "--module", "missing", status=1)
-    assert "missing.weight is missing" in told["modules"][0]["error"]
+    assert "has no module 'missing'" in told["modules"][0]["error"]
 
 
 def test_configurations_alone(humming: Shell, checkpoint: Path) -> None:
@@ -78,3 +78,64 @@ def test_globs_take_modules_of_the_tensors(humming: Shell, checkpoint: Path) -> 
 def test_paths_without_a_checkpoint(humming: Shell, tmp_path: Path, path: str) -> None:
     told = humming.json("inspect", str(tmp_path / path), status=2)
     assert told["error"]["type"] == "CheckpointError"
+
+
+def test_what_multiplies_each_layer(humming: Shell, checkpoint: Path) -> None:
+    """Its activations, instruction, time and bound, on a device that need not be there."""
+    told = humming.json("inspect", str(checkpoint), "--device", "h200", "-m", "16")
+    rows = {row["module"]: row for row in told["modules"]}
+    assert told["device"] == "h200"
+    assert rows[UP]["bytes"] == 8 * 64 // 2 + 2 * 8 * 2
+    assert rows[UP]["runs"].startswith("bf16: ")
+    assert (rows[UP]["m"], rows[UP]["bound"]) == (16, "overhead")
+    assert rows[UP]["us"] > 0
+    assert "runs" not in rows[DOWN]
+    assert humming("inspect", str(checkpoint), "--device", "t4") == 0
+    assert "fp16: mma_sync" in humming.out.replace("\n", " ")
+    assert "on t4, 1 tokens" in humming.out
+
+
+def test_formats_that_a_device_does_not_multiply_are_told(
+    humming: Shell, checkpoint: Path, tmp_path: Path
+) -> None:
+    config = CONFIG | {"group_size": 40, "desc_act": False}
+    (checkpoint / "config.json").write_text(json.dumps({"quantization_config": config}))
+    n, k = 8, 80
+    tensors = {
+        f"{UP}.qweight": torch.zeros(k // 8, n, dtype=torch.int32),
+        f"{UP}.qzeros": torch.full((2, n // 8), 0x77777777, dtype=torch.int32),
+        f"{UP}.scales": torch.ones(2, n).half(),
+    }
+    save_file(tensors, checkpoint / "model.safetensors")
+    (row,) = humming.json("inspect", str(checkpoint), "--device", "h200")["modules"]
+    assert (row["read"], row["runs"]) == ("int4_g40", None)
+    assert "40 values of K" in row["refusal"]
+
+
+def test_a_configuration_alone_has_no_sizes(humming: Shell, checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").unlink()
+    words = ("inspect", str(checkpoint), "--device", "h20", "--module", UP)
+    told = humming.json(*words)
+    assert told["modules"][0]["weight"] == "int4_g32"
+    assert "humming explain" in told["notes"][-1]
+
+
+def test_files_of_packed_weights(humming: Shell, checkpoint: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "packed" / "model.safetensors"
+    packed.parent.mkdir()
+    assert humming("pack", str(checkpoint), "--output", str(packed)) == 0
+    for path in (packed, packed.parent):
+        told = humming.json("inspect", str(path), "--device", "rtx4090")
+        (row,) = told["modules"]
+        assert told["method"] == "packed weights"
+        assert (row["module"], row["weight"], row["shape"]) == (UP, "int4_g32", [8, 64])
+        assert row["runs"].startswith("bf16: ")
+        assert row["bytes"] > 8 * 64 // 2
+    told = humming.json("inspect", str(packed), "--module", "nothing", status=2)
+    assert UP in told["error"]["message"]
+
+
+def test_globs_of_nothing_are_told(humming: Shell, checkpoint: Path) -> None:
+    told = humming.json("inspect", str(checkpoint), "--module", "*foo*", status=2)
+    assert "no module is called '*foo*'" in told["error"]["message"]
+    assert "lm_head" in told["error"]["message"]

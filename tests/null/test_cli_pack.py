@@ -91,3 +91,39 @@ def test_a_damaged_layer_leaves_nothing(humming: Shell, checkpoint: Path, tmp_pa
     told = humming.json("pack", str(checkpoint), *words, status=2)
     assert f"{UP}.weight is torch.float8_e5m2" in told["error"]["message"]
     assert sorted(os.listdir(tmp_path)) == ["model"]
+
+
+def test_a_model_that_is_not_quantized(humming: Shell, tmp_path: Path) -> None:
+    path, output = tmp_path / "model.safetensors", tmp_path / "packed.safetensors"
+    save_file({f"{UP}.weight": torch.randn(N, K)}, path)
+    told = humming.json("pack", str(path), "--output", str(output), status=2)
+    assert "no layer of it is quantized" in told["error"]["message"]
+    assert "quantize_model" in told["error"]["message"]
+    assert not output.exists()
+
+
+def test_beside_the_files_of_an_index(humming: Shell, checkpoint: Path) -> None:
+    names = {f"{UP}.weight": "model.safetensors"}
+    index = checkpoint / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": names}))
+    output = checkpoint / "packed.safetensors"
+    told = humming.json("pack", str(index), "--output", str(output), status=2)
+    assert "another folder" in told["error"]["message"]
+    assert not output.exists()
+
+
+def test_notes_of_layers_are_told(humming: Shell, checkpoint: Path, tmp_path: Path) -> None:
+    output = tmp_path / "packed.safetensors"
+    tensors = {
+        f"{UP}.weight": torch.randn(N, K).to(torch.float8_e4m3fn),
+        f"{UP}.weight_scale": torch.zeros(()),
+        f"{UP}.input_scale": torch.tensor(0.25),
+        f"{UP}.checksum": torch.zeros(3),
+    }
+    save_file(tensors, checkpoint / "model.safetensors")
+    words = ("pack", str(checkpoint), "--output", str(output))
+    told = humming.json(*words)["layer_notes"][UP]
+    assert any("checksum is not used" in note for note in told)
+    assert any("1 scales of weight_scale are 0" in note for note in told)
+    assert humming(*words) == 0
+    assert "checksum" in humming.out

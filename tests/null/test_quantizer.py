@@ -310,9 +310,22 @@ def test_tiny_weights(name: str) -> None:
     # Scales below the smallest number of their type must not become 0: 0 / 0 is no code.
     for size in (1e-9, 1e-30, 1e-42):
         w = torch.randn(4, 64) * size
+        w[0] = torch.randn(64)
         quantized = quantize(w, name)
         assert (decode_scales(quantized.scales, quantized.spec.scale_dtype) > 0).all()
-        assert (dequantize(quantized).abs() <= 8 * max(size, 2.0**-24)).all()
+        assert (dequantize(quantized)[1:].abs() <= 8 * max(size, 2.0**-24)).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("int4_g32", 1e-7), ("uint4_g32_zp", 1e-9), ("fp8_block32_sfp16", 1e-9), ("int8", 1e-42)],
+)
+def test_weights_below_every_scale_are_refused(name: str, size: float) -> None:
+    w = torch.randn(4, 64) * size
+    with pytest.raises(UnsupportedError, match=r"largest scale would be .*scale_dtype"):
+        quantize(w, name)
+    wide = quantize(w, name, scale_dtype="float32") if size > 1e-30 else None
+    assert wide is None or torch.allclose(dequantize(wide).float(), w, atol=3 * size)
 
 
 # --- shapes, strides, dtypes -------------------------------------------------------------------
@@ -379,6 +392,7 @@ def test_input_of_64_bits(name: str) -> None:
     # Apart from ties, which the precision of a division may decide.
     assert float((single != double).double().mean()) < 0.02
     w = torch.randn(4, 32, dtype=torch.float64) * 1e-200
+    w[0] = 1
     assert not dequantize(quantize(w, name)).isnan().any()
 
 

@@ -21,7 +21,10 @@ from humming.checkpoints.packed_writer import PackedWriter
 from humming.errors import CheckpointError, UnsupportedError
 
 N, K = 24, 136
-FORMATS = ("int4_g32", "uint3_g32_zp", "uint4_g64_fzp", "int8", "mxfp4", "nvfp4", "fp8_block128")
+FORMATS = (
+    *("int4_g32", "uint3_g32_zp", "uint8_zp", "uint4_g64_fzp", "int8"),
+    *("mxfp4", "nvfp4", "fp8_block128"),
+)
 NAME = "model.layers.0.mlp.up_proj"
 
 fuzzed = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
