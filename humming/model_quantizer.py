@@ -1,6 +1,6 @@
 """Quantizing the linear layers of a model in place."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -22,14 +22,24 @@ class ModelReport:
     Attributes:
         quantized: the names of the layers that are a `QuantLinear` now.
         skipped: those that stay as they are: name -> reason.
+        untaken: the quantized layers of a checkpoint that the model has no place for.
+        notes: what else is to be known, of the whole ("") and of single layers by name.
     """
 
     quantized: tuple[str, ...]
     skipped: dict[str, str] = field(default_factory=dict)
+    untaken: tuple[str, ...] = ()
+    notes: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        head = f"{len(self.quantized)} linear layers quantized, {len(self.skipped)} left"
-        return "\n".join((head, *(f"  {name}: {why}" for name, why in self.skipped.items())))
+        lines = [f"{len(self.quantized)} linear layers quantized, {len(self.skipped)} left"]
+        lines += [f"  {name}: {why}" for name, why in self.skipped.items()]
+        if self.untaken:
+            lines.append(f"{len(self.untaken)} layers of the checkpoint have no place in the model")
+            lines += [f"  {name}" for name in self.untaken]
+        for name, notes in self.notes.items():
+            lines += [f"note: {name}: {note}" if name else f"note: {note}" for note in notes]
+        return "\n".join(lines)
 
 
 def quantize_model(
@@ -47,7 +57,9 @@ def quantize_model(
 
     That is where it holds a `torch.nn.Linear`. Left, and named in the report, are those whose
     weight another module uses too, as an output layer that is tied to the embedding; those with
-    hooks; and instances of subclasses, which may multiply in another way. Nothing else is touched:
+    hooks; instances of subclasses, which may multiply in another way; and those whose weight the
+    model reads itself: of a `torch.nn.TransformerEncoderLayer`, or which a model of transformers
+    keeps in float32. Nothing else is touched:
     embeddings, convolutions, and transformers' Conv1D, whose weight is [in, out].
 
     Args:
@@ -85,7 +97,18 @@ def quantize_model(
             places.replace(linear, layer.train(linear.training))
             done.append(name)
             progress(count, len(found))
-    return ModelReport(tuple(done), skipped)
+    notes = unmatched(model, skip) if skip != DEFAULT_SKIP else ()
+    return ModelReport(tuple(done), skipped, notes={"": notes} if notes else {})
+
+
+def unmatched(model: torch.nn.Module, skip: Iterable[str]) -> tuple[str, ...]:
+    """A note for each name that is to be skipped and is no linear layer's."""
+    linear = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)]
+    return tuple(
+        f"{entry!r}, which is to be skipped, names no linear layer"
+        for entry in skip
+        if not any(holds_components(name, entry) for name in linear)
+    )
 
 
 def linear_layers(
@@ -102,8 +125,8 @@ def linear_layers(
             "nothing holds the module that could hold another in its place",
             "Use QuantLinear.from_linear.",
         )
-    only, skip = _names("only", only), _names("skip", skip)
-    users = _users_of_parameters(model)
+    only, skip = names_of("only", only), names_of("skip", skip)
+    users, read_by = _users_of_parameters(model), _read_by_others(model)
     found: dict[str, torch.nn.Linear] = {}
     skipped: dict[str, str] = {}
     linear = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
@@ -120,7 +143,7 @@ def linear_layers(
             skipped[name] = f"{named!r} is to be skipped"
         elif only and not any(holds_components(name, entry) for entry in only):
             skipped[name] = "it is none of those to be quantized"
-        elif why := _reason_to_leave(name, module, users):
+        elif why := read_by.get(name) or _reason_to_leave(name, module, users):
             skipped[name] = why
         else:
             found[name] = module
@@ -136,6 +159,10 @@ class Places:
             for child, module in parent._modules.items():
                 if module is not None:
                     self._held.setdefault(module, []).append((parent, child))
+
+    def holders(self, module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+        """The modules that hold one."""
+        return (parent for parent, _ in self._held.get(module, ()))
 
     def replace(self, old: torch.nn.Module, new: torch.nn.Module) -> None:
         """Puts a module in each place of another."""
@@ -158,13 +185,39 @@ def check_unsupported(choice: str) -> None:
         )
 
 
-def _names(what: str, entries: Iterable[str]) -> tuple[str, ...]:
-    found = tuple(entries)
-    # A single string would be taken for its letters.
-    if isinstance(entries, str) or not all(isinstance(entry, str) and entry for entry in found):
+def names_of(what: str, entries: Iterable[str]) -> tuple[str, ...]:
+    """Names of layers.
+
+    Raises:
+        UnsupportedError: it is something else. A single string would be taken for its letters.
+    """
+    is_many = isinstance(entries, Iterable) and not isinstance(entries, str | bytes)
+    found = tuple(entries) if is_many else ()
+    if not is_many or not all(isinstance(entry, str) and entry for entry in found):
         raise UnsupportedError(
-            f"quantize_model({what}={entries!r})", "it is no sequence of names", "Pass a tuple."
+            f"{what}={entries!r}",
+            "it is no sequence of names of layers",
+            "Pass a tuple of strings.",
         )
+    return found
+
+
+def _read_by_others(model: torch.nn.Module) -> dict[str, str]:
+    """The linear layers whose weight another module reads past their `forward`, and which."""
+    found = {}
+    for name, module in model.named_modules():
+        prefix = f"{name}." if name else ""
+        # Its fast path hands its weights to one operator.
+        if isinstance(module, torch.nn.TransformerEncoderLayer):
+            for child in ("linear1", "linear2"):
+                found[prefix + child] = "a torch.nn.TransformerEncoderLayer reads its weight itself"
+        # Of transformers: modules that look at the dtype of these, such as T5's `wo`.
+        for kept in getattr(module, "_keep_in_fp32_modules", None) or ():
+            for child, linear in module.named_modules():
+                if isinstance(linear, torch.nn.Linear) and kept in child.split("."):
+                    found[prefix + child] = (
+                        f"the model keeps {kept!r} in float32, and reads it itself"
+                    )
     return found
 
 

@@ -14,7 +14,7 @@ from humming.integrations.humming_config import HummingConfig
 from humming.integrations.module_names import ModelNames
 from humming.integrations.quantized_source import Layers, OthersLayers, SavedLayers, open_files
 from humming.integrations.transformers_api import ConversionOps, HfQuantizer
-from humming.model_quantizer import ModelReport, Places, linear_layers
+from humming.model_quantizer import ModelReport, Places, linear_layers, unmatched
 from humming.nn import QuantLinear
 from humming.packing import unpack
 from humming.quantized_ops import problem_of
@@ -42,6 +42,8 @@ class HummingHfQuantizer(HfQuantizer):
         # Of the model, the layers that become quantized ones: name -> name in the checkpoint.
         self._sources: dict[str, str] = {}
         self._skipped: dict[str, str] = {}
+        self._untaken: list[str] = []
+        self._notes: dict[str, tuple[str, ...]] = {}
         self._layers: Layers | None = None
         self._refusal: UnsupportedError | None = None
 
@@ -101,6 +103,8 @@ class HummingHfQuantizer(HfQuantizer):
         if skip is None:
             output = model.get_output_embeddings()
             skip = [name for name, module in model.named_modules() if module is output]
+        elif notes := unmatched(model, skip):
+            self._notes[""] = notes
         found, self._skipped = linear_layers(model, config.only, skip)
         # Weights are tied after they are loaded.
         tied = getattr(model, "all_tied_weights_keys", {})
@@ -134,8 +138,9 @@ class HummingHfQuantizer(HfQuantizer):
             name = names.in_model(module)
             if name in self._candidates:
                 self._sources[name] = module
-                place = _Reservation(self._layers.stored_bytes(module))
-                self._places.replace(self._candidates[name], place)
+                self._replace(
+                    self._candidates[name], _Reservation(self._layers.stored_bytes(module))
+                )
                 ours |= {re.escape(name), re.escape(names.of_unknown(module))}
             elif holder := names.holder_of(module):
                 raise UnsupportedError(
@@ -143,6 +148,8 @@ class HummingHfQuantizer(HfQuantizer):
                     f"the model does not hold it as a linear layer of its own, but in {holder}",
                     "Load models of which only linear layers are quantized.",
                 )
+            else:
+                self._untaken.append(module)
         if ours:
             # Their tensors are read here, and not unexpected.
             pattern = rf"^({'|'.join(sorted(ours))})\."
@@ -200,7 +207,8 @@ class HummingHfQuantizer(HfQuantizer):
             raise self._refusal
         if self.pre_quantized:
             self._fill()
-        self.report = ModelReport(tuple(self._sources), dict(sorted(self._skipped.items())))
+        skipped, untaken = dict(sorted(self._skipped.items())), tuple(self._untaken)
+        self.report = ModelReport(tuple(self._sources), skipped, untaken, self._notes)
         self._check_products()
         self._keep_activations()
         self._model = self._layers = self._places = None
@@ -217,18 +225,39 @@ class HummingHfQuantizer(HfQuantizer):
             found, wanted = ([of.out_features, of.in_features] for of in (layer, linear))
             if found != wanted:
                 raise CheckpointError(f"{module} is {found}, and the model expects {wanted}")
+            notes = self._layers.notes.get(module, ())
+            if layer.bias is None and linear.bias is not None:
+                raise CheckpointError(
+                    f"{module} has no bias, and the model expects one; possible: a checkpoint that "
+                    "is whole"
+                )
+            if layer.bias is not None and linear.bias is None:
+                # Some methods store one for every layer.
+                if bool((layer.bias == 0).all()):
+                    layer.bias = None
+                else:
+                    notes += ("it has a bias that the model does not expect; it is added",)
+            if notes:
+                self._notes[name] = notes
             self._put(name, layer)
 
     def _put(self, name: str, layer: torch.nn.Module) -> None:
         old = self._model.get_submodule(name)
-        layer.to(self._dtype).train(old.training)
-        layer._is_hf_initialized = True  # type: ignore[assignment]
-        self._places.replace(old, layer)
+        self._replace(old, layer.to(self._dtype).train(old.training))
         # A module that is an entry of the device_map by itself has been given one.
         if hook := getattr(old, "_hf_hook", None):
             from accelerate.hooks import add_hook_to_module
 
             add_hook_to_module(layer, hook)
+
+    def _replace(self, old: torch.nn.Module, new: torch.nn.Module) -> None:
+        """Puts a module in the place of another, and has nothing drawn at random for it."""
+        self._places.replace(old, new)
+        new._is_hf_initialized = True  # type: ignore[assignment]
+        for holder in self._places.holders(new):
+            # Some draw the weights of what they hold, which has none now.
+            if not any(True for _ in holder.parameters(recurse=False)):
+                holder._is_hf_initialized = True
 
     def _check_products(self) -> None:
         """Refuses formats that the present device cannot multiply, before the first token does."""
@@ -275,8 +304,6 @@ class _Reservation(torch.nn.Module):
         super().__init__()
         place = torch.empty(size, dtype=torch.uint8, device="meta")
         self.register_buffer("place", place, persistent=False)
-        # Nothing is to be drawn at random.
-        self._is_hf_initialized = True
 
 
 class _QuantizeWeight(ConversionOps):
