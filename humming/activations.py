@@ -244,7 +244,7 @@ def codes_of(
 
     What has been checked is quantized by the operator where someone looks at operators.
     """
-    if runtime.is_plain(x):
+    if runtime.is_plain(x, scale, second_scale):
         return _run(x, name, fuse, scale, zero, second_scale)
     made: _Made = _QUANTIZE(x, name, fuse, scale, zero, second_scale)
     return made

@@ -196,7 +196,7 @@ def multiply(
             _refuse(f"a product in {out_dtype}", f"out is {out.dtype}", "Leave out_dtype away.")
         return _run(x, operands, weight, *shape, out_dtype, out, device)
     if out is None:
-        if is_plain(x, operands.bias):
+        if is_plain(x, *operands):
             return _run(x, operands, weight, *shape, out_dtype)
         result: torch.Tensor = _MATMUL(x, *operands, weight, *shape, out_dtype)
         return result

@@ -65,7 +65,7 @@ def matmul_quantized(
         *(w.codes, w.scales, w.zeros, w.second_scale, sums, bias),
         *(*_names(q.spec, w.spec), *w.shape, out_dtype),
     )
-    if device is None and not is_plain(codes, bias):
+    if device is None and not is_plain(codes, bias, q.scales, q.second_scale):
         out = _OPERATOR(*arguments)
     else:
         out = _run(*arguments, device=device)
@@ -107,7 +107,7 @@ def multiply_quantized(
     codes, found, zeros = codes_of(x, activation, scale=scale, second_scale=second)
     scales = found if scale is None else scale
     made = codes, scales, zeros if zeros is not None and zeros.numel() else None, second
-    run: Any = _run if is_plain(x, bias) else _OPERATOR
+    run: Any = _run if is_plain(x, bias, scale, second) else _OPERATOR
     out = run(*made, *weight, bias, activation, weight_format, *shape, out_dtype or x.dtype)
     result: torch.Tensor = out.view(*x.shape[:-1], shape[0])
     return result

@@ -446,21 +446,28 @@ def current_stream(index: int) -> int:
     return 0 if index < 0 else _current_stream(index)
 
 
-def is_plain(x: torch.Tensor, bias: torch.Tensor | None = None) -> bool:
+def is_plain(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
     """Whether an operator would do nothing but call what it is made of.
 
-    No one traces, counts or differentiates. Then the detour through torch's dispatcher, which
-    takes longer on the host than all the rest, can be left out.
+    Then the detour through torch's dispatcher, which takes longer on the host than all the rest,
+    can be left out.
     """
+    return x.is_cuda and not is_watched(x, *others)
+
+
+def is_watched(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
+    """Whether someone compiles, traces, transforms, counts or differentiates operators."""
     return (
-        not torch.compiler.is_compiling()
-        and type(x) is torch.Tensor
-        and x.is_cuda
-        and not (
+        torch.compiler.is_compiling()
+        or type(x) is not torch.Tensor
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
+        or torch._C._get_tracing_state() is not None
+        or torch._C._functorch.is_functorch_wrapped_tensor(x)
+        or (
             torch.is_grad_enabled()
-            and (x.requires_grad or (bias is not None and bias.requires_grad))
+            and (x.requires_grad or any(t is not None and t.requires_grad for t in others))
         )
-        and torch._C._len_torch_dispatch_stack() == 0
     )
 
 

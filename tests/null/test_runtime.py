@@ -283,3 +283,65 @@ def test_kernels_are_made_when_needed_or_ahead(gemm: Gemm, fake: FakeRuntime) ->
 def test_table_of_a_problem_is_made_once(gemm: Gemm) -> None:
     assert runtime.gemm_for(replace(PROBLEM), 0) is gemm
     assert runtime.gemm_for(replace(PROBLEM, bias=True), 0) is not gemm
+
+
+def _seen(how: str) -> list[bool]:
+    """What `is_watched` says of a tensor while someone looks at operators in a way."""
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: list[bool] = []
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, call: Any, _types: Any, args: Any = (), kwargs: Any = None):
+            return call(*args, **(kwargs or {}))
+
+    class Dispatches(TorchDispatchMode):
+        def __torch_dispatch__(self, call: Any, _types: Any, args: Any = (), kwargs: Any = None):
+            return call(*args, **(kwargs or {}))
+
+    def look(x: torch.Tensor, *others: torch.Tensor | None) -> torch.Tensor:
+        seen.append(runtime.is_watched(x, *others))
+        return x + 1
+
+    x, learned = torch.ones(2, 3), torch.ones(2, 3, requires_grad=True)
+    if how == "nothing":
+        look(x, None, x)
+    elif how == "no grad":
+        with torch.no_grad():
+            look(learned, learned)
+    elif how == "grad":
+        look(learned)
+        look(x, None, learned)
+    elif how == "trace":
+        torch.jit.trace(look, x, check_trace=False)
+    elif how == "make_fx":
+        torch.fx.experimental.proxy_tensor.make_fx(look)(x)
+    elif how == "vmap":
+        torch.vmap(look)(x)
+    elif how == "functionalize":
+        torch.func.functionalize(look)(x)
+    elif how == "subclass":
+        look(torch.nn.Parameter(x, requires_grad=False))
+    else:
+        with {"function mode": Functions, "dispatch mode": Dispatches}[how]():
+            look(x)
+    return seen
+
+
+@pytest.mark.parametrize("how", ["nothing", "no grad"])
+def test_operators_that_nobody_looks_at(how: str) -> None:
+    assert _seen(how) == [False]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("grad", "trace", "make_fx", "vmap", "functionalize"),
+        *("subclass", "function mode", "dispatch mode"),
+    ],
+)
+def test_operators_that_someone_looks_at(how: str) -> None:
+    seen = _seen(how)
+    assert seen
+    assert all(seen)
