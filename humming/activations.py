@@ -538,8 +538,12 @@ def _on_device(
     zero: torch.Tensor | None,
     second_scale: torch.Tensor | None,
 ) -> tuple[torch.Tensor, ...]:
-    made = _run(x, spec, fuse, scale, zero, second_scale)
-    return tuple(x.new_empty((0, 0), dtype=torch.int8) if t is None else t for t in made)
+    told = _named(spec)[1]
+    _check(x, told, scale, zero, second_scale, fuse)
+    codes, scales, zeros = _run(x, spec, fuse, scale, zero, second_scale)
+    if scales is None:
+        scales = x.new_empty((0, 0), dtype=SCALE_TENSOR_DTYPES[told.scale_dtype])
+    return codes, scales, x.new_empty((0, 0), dtype=torch.int8) if zeros is None else zeros
 
 
 def _backward(context: Any, *gradients: Any) -> NoReturn:

@@ -99,14 +99,15 @@ def multiply_quantized(
             f"the last size of the activations is not K = {shape[1]}",
             f"Pass activations [..., {shape[1]}].",
         )
-    if not x.is_floating_point() or x.element_size() > 4:
+    if not x.is_floating_point() or x.element_size() not in (2, 4):
         _refuse(f"activations of {x.dtype}", "they are no floats of 16 or 32 bits", "Cast them.")
     second = None
     if scale is not None and scale.dim() == 1:
         scale, second = None, scale
     codes, found, zeros = codes_of(x, activation, scale=scale, second_scale=second)
     scales = found if scale is None else scale
-    made = codes, scales, zeros if zeros is not None and zeros.numel() else None, second
+    symmetric = described(activation, weight_format, *shape)[1]
+    made = codes, scales, None if symmetric else zeros, second
     run: Any = _run if is_plain(x, bias, scale, second) else _OPERATOR
     out = run(*made, *weight, bias, activation, weight_format, *shape, out_dtype or x.dtype)
     result: torch.Tensor = out.view(*x.shape[:-1], shape[0])
