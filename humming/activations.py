@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from humming import plugins, reference, runtime
+from humming import env, plugins, reference, runtime
 from humming.compiler import compile_source
 from humming.dtypes import DataType
 from humming.errors import UnsupportedError, check_type
@@ -281,7 +281,7 @@ class _Quantization:
         self._caps = plugins.capabilities(index if device is None else device)
         if device is not None:
             runtime.check_place(self._caps, index, "quantizing")
-        self._pdl = self._caps.supports("griddepcontrol")
+        self._pdl = self._caps.supports("griddepcontrol") and env.dependent_launch()
         # `Any`, because kernels on the host take buffers as well.
         self._plans: dict[int, tuple[QuantizePlan, Any]] = {}
 

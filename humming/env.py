@@ -18,6 +18,9 @@ VARIABLES: dict[str, str] = {
     "default: the number of processors this process may use.",
     "HUMMING_RECORDS": "File of tuned records, or folder with one per device, that goes before the "
     "user's and the shipped ones; off: no records at all; default: none beside these.",
+    "HUMMING_DEPENDENT_LAUNCH": "0: products wait for all that is before them on their stream, "
+    "weights included, rather than copy their first weights ahead; read when a kernel is first "
+    "used; default: 1.",
     "HUMMING_STRICT_PLUGINS": "1: raise at once when a device plugin is broken, "
     "instead of when one of its devices is asked for; default: 0.",
     "HUMMING_SIMULATE": "Name of the device that the CPU simulates where no accelerator is "
@@ -77,6 +80,11 @@ def records() -> tuple[Path, ...] | None:
     return (configured,) if configured else ()
 
 
+def dependent_launch() -> bool:
+    """Whether kernels may start before those ahead of them end (`HUMMING_DEPENDENT_LAUNCH`)."""
+    return _flag("HUMMING_DEPENDENT_LAUNCH", default=True)
+
+
 def strict_plugins() -> bool:
     """Whether a broken plugin raises at once (`HUMMING_STRICT_PLUGINS`)."""
     return _flag("HUMMING_STRICT_PLUGINS")
@@ -104,9 +112,11 @@ def _path(name: str) -> Path | None:
         ) from error
 
 
-def _flag(name: str) -> bool:
+def _flag(name: str, default: bool = False) -> bool:
     text = os.environ.get(name, "").strip().lower()
-    if not text or text in _FALSE:
+    if not text:
+        return default
+    if text in _FALSE:
         return False
     if text in _TRUE:
         return True

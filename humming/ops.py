@@ -52,7 +52,8 @@ def matmul(
     """x @ W.T + bias, with a packed quantized weight; sums are in float32 or int32.
 
     It runs on the current stream of the tensors' device, under `torch.compile` and in CUDA graphs,
-    and is for inference: a backward pass raises. The first call for a range of M compiles.
+    and is for inference: a backward pass raises. The first call for a range of M compiles. It may
+    read the weight ahead of what is before it on the stream (see `PackedWeight`).
 
     Rows of x are read as they lie if each begins at a multiple of 16 bytes, its values are adjacent
     and K is a multiple of 8. Otherwise x is copied first, padded with zeros to a multiple of 8.

@@ -14,11 +14,8 @@ from math import ceil
 from humming.capability import DeviceCapabilities
 from humming.lowering import Lowering
 from humming.problem import GemmProblem
-from humming.tile_cost import resident_ctas
+from humming.tile_cost import RESERVED_SMEM_BYTES, resident_ctas
 from humming.tiles import TileConfig
-
-# Shared memory of a CTA that the system takes.
-_RESERVED_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,5 +47,7 @@ def overlap_of(
     columns = ceil(problem.n / (tile.block_n * tile.cluster_n)) * tile.cluster_n
     if high is None or high > tile.block_m or columns * tile.split_k > sms:
         return Overlap(smem_bytes, 0 if resident == 1 else resident * sms)
-    alone = caps.smem_per_sm_bytes // 2 - _RESERVED_BYTES + 1
-    return Overlap(max(smem_bytes, min(alone, caps.smem_per_block_bytes or 0)), 0)
+    alone = caps.smem_per_sm_bytes // 2 - RESERVED_SMEM_BYTES + 1
+    if resident > 1 and alone > (caps.smem_per_block_bytes or 0):
+        return Overlap(smem_bytes)  # a CTA cannot keep others from its SM
+    return Overlap(smem_bytes if resident == 1 else max(smem_bytes, alone), 0)

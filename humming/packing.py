@@ -57,7 +57,9 @@ class PackedWeight:
         zeros: as the scales; uint8 for integer zero points, the scale dtype for floating ones.
         second_scale: float32 [1] per tensor, [N16] per channel, or None.
 
-    All tensors are contiguous and start at a multiple of 16 bytes.
+    All tensors are contiguous and start at a multiple of 16 bytes. Products read them ahead of what
+    is before them on the stream; docs/composer.md ("Launches that overlap") says what a kernel that
+    writes them must not do.
 
     Raises:
         UnsupportedError: a tensor has the wrong dtype, shape, device or alignment.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from humming import hookspecs, mapped, plugins, progress
+from humming import env, hookspecs, mapped, plugins, progress
 from humming.capability import DeviceCapabilities
 from humming.compiler import CompiledKernel, compile_many, compile_plan
 from humming.composer import KernelPlan, compose, m_ranges
@@ -172,7 +172,7 @@ class Kernel:
         self._block_m, self._split_k, self._block = tile.block_m, tile.split_k, (tile.threads, 1, 1)
         self._uses_workspace = tile.uses_workspace
         self._partials_bytes = 4 * tile.block_n * tile.block_m * tile.split_k  # a tile
-        self._pdl = plan.pdl
+        self._pdl = plan.pdl and env.dependent_launch()
         self._mapped, self._map_of = plan.lowering.has_producer, device.tensor_map
         self._maps: dict[tuple[int, ...], bytes] = {}
 

@@ -60,6 +60,8 @@ FLUSH_SLOTS, STORED_BYTES_PER_CLOCK, BOXES_L2_BYTES_PER_CLOCK = 0.6, 200.0, 150.
 SINGLE_WARPGROUP = 1.18
 # A scheduler with few warps waits; a warp with several row blocks waits less.
 WAITING, ROW_BLOCK_RELIEF = 0.64, 0.34
+# Shared memory of each CTA that the system takes.
+RESERVED_SMEM_BYTES = 1024
 # Registers beside accumulators, per thread and per row block; what exceeds the file is spilled.
 OTHER_REGISTERS, ROW_BLOCK_REGISTERS, SPILL_MARGIN, SPILL_LOSS = 56, 8, 100, 0.003
 
@@ -251,8 +253,8 @@ def resident_ctas(
     if caps.max_blocks_per_sm:
         limits.append(caps.max_blocks_per_sm)
     if caps.smem_per_sm_bytes:
-        reserved = 1024  # of each CTA, by the system
-        limits.append(caps.smem_per_sm_bytes // (tile.smem_bytes(problem, lowering) + reserved))
+        of_cta = tile.smem_bytes(problem, lowering) + RESERVED_SMEM_BYTES
+        limits.append(caps.smem_per_sm_bytes // of_cta)
     if caps.max_threads_per_sm:
         limits.append(caps.max_threads_per_sm // tile.threads)
     return max(1, min(limits))

@@ -3,7 +3,10 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
+import humming
+from humming import runtime
 from humming.composer import compose, m_range_of
 from humming.overlap import overlap_of
 from humming.plugins import capabilities
@@ -39,6 +42,42 @@ def test_a_tile_that_fills_an_sm_tells_early_at_any_number_of_tokens():
     _, plan = _plan(m=4096)
     assert plan.overlap.early_ctas == 0
     assert plan.smem_bytes == plan.tile.smem_bytes(plan.problem, plan.lowering)
+
+
+def test_ctas_that_cannot_keep_others_from_their_sm_tell_late():
+    caps, plan = _plan(n=1024)
+    tile = replace(plan.tile, block_n=64, warps_n=4, warps_k=1, num_stages=2, split_k=1)
+    arguments = plan.problem, plan.lowering, caps, tile, 8
+    assert overlap_of(*arguments).early_ctas == 0
+    for limit in (64 * 1024, None):
+        less = replace(caps, smem_per_block_bytes=limit)
+        overlap = overlap_of(plan.problem, plan.lowering, less, tile, 8)
+        assert overlap.early_ctas is None
+        assert overlap.smem_bytes == tile.smem_bytes(plan.problem, plan.lowering)
+
+
+@pytest.mark.parametrize("text", ["0", "off", "1", ""])
+def test_launches_that_overlap_can_be_turned_off(text, monkeypatch):
+    monkeypatch.setenv("HUMMING_DEPENDENT_LAUNCH", text)
+    launched = []
+
+    class Device:
+        workspaces = tensor_map = None
+
+        def load(self, *_):
+            return self
+
+        def launch(self, *arguments, **_):
+            launched.append(arguments[4])
+
+    monkeypatch.setattr(runtime, "_device", lambda *_: Device())
+    monkeypatch.setattr(runtime, "compile_plan", lambda plan: None)
+    _, plan = _plan(n=64, k=128)
+    weight = humming.pack(humming.quantize(torch.randn(64, 128), "int4_g128"))
+    operands = runtime.Operands(weight.codes, weight.scales, None, None, None)
+    out = torch.empty(1, 64).bfloat16()
+    runtime.Kernel(plan, -1).launch(torch.ones(1, 128).bfloat16(), operands, out, 0)
+    assert launched == [text in ("1", "")]
 
 
 @pytest.mark.parametrize("device", ["t4", "a100", "l40s", "zw810e"])
