@@ -91,8 +91,8 @@ def readme(dense: dict[str, Any], formats: dict[str, Any], real: dict[str, Any])
         lines.append(f"| {n} x {k} | " + " | ".join(cells) + f" | {floor:.1f} |")
     lines += [
         "",
-        "The kernels of more tokens are newer than this table: they multiply with `wgmma`, and the",
-        "next table has them for one shape.",
+        "Kernels have changed since this table and the next one were measured: launches of small",
+        "products overlap now, and those of many tokens sum in halves and store whole tiles at once.",
         "",
         *format_table(formats),
     ]
