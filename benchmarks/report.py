@@ -92,7 +92,7 @@ def readme(dense: dict[str, Any], formats: dict[str, Any], real: dict[str, Any])
     lines += [
         "",
         "Kernels have changed since this table and the next one were measured: launches of small",
-        "products overlap now, and those of many tokens sum in halves and store whole tiles at once.",
+        "products overlap now, and those of many tokens sum in halves and store whole tiles.",
         "",
         *format_table(formats),
     ]
