@@ -1,6 +1,6 @@
 """Quantizing the linear layers of a model in place."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -8,8 +8,10 @@ import torch
 from humming.checkpoints.patterns import holds_components
 from humming.errors import UnsupportedError, check_type
 from humming.formats import ActivationSpec, WeightSpec
-from humming.nn import QuantLinear
+from humming.nn import QuantLinear, check_activation
+from humming.places import place_of
 from humming.progress import watch
+from humming.quantizer import check_method
 
 DEFAULT_SKIP = ("lm_head",)
 _UNSUPPORTED = ("refuse", "skip")
@@ -22,14 +24,17 @@ class ModelReport:
     Attributes:
         quantized: the names of the layers that are a `QuantLinear` now.
         skipped: those that stay as they are: name -> reason.
+        notes: what else was asked for and led to nothing.
     """
 
     quantized: tuple[str, ...]
     skipped: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         head = f"{len(self.quantized)} linear layers quantized, {len(self.skipped)} left"
-        return "\n".join((head, *(f"  {name}: {why}" for name, why in self.skipped.items())))
+        left = (f"  {name}: {why}" for name, why in self.skipped.items())
+        return "\n".join((head, *left, *(f"  {note}" for note in self.notes)))
 
 
 def quantize_model(
@@ -56,7 +61,7 @@ def quantize_model(
         activation: as for `QuantLinear`.
         only: names of the layers to quantize, without any all. A name is a row of components, in
             which a star stands for any text: `mlp` and `layers.*.mlp` take `layers.3.mlp.up_proj`.
-        skip: names of layers to leave.
+        skip: names of layers to leave; the report tells of those that name none.
         unsupported: what to do with a layer that the format cannot hold, such as negative weights
             in an unsigned one: `refuse` to raise, `skip` to leave it.
         device: where to quantize and to leave the results; None for each layer's own.
@@ -68,8 +73,10 @@ def quantize_model(
     """
     check_type("quantize_model", "the model", model, torch.nn.Module, "Pass a torch.nn.Module.")
     check_unsupported(unsupported)
-    spec = WeightSpec.parse(weight)
-    wanted = None if activation is None else ActivationSpec.parse(activation)
+    spec, wanted = check_formats(weight, activation, method)
+    only, skip = check_names("only", only), check_names("skip", skip)
+    if device is not None:
+        device = place_of("quantize_model", device)
     found, skipped = linear_layers(model, only, skip)
     places, done = Places(model), []
     with watch(f"quantizing to {spec.name}") as progress:
@@ -82,10 +89,11 @@ def quantize_model(
                     raise UnsupportedError(told, error.why, error.possible) from error
                 skipped[name] = str(error)
                 continue
+            layer.name = name
             places.replace(linear, layer.train(linear.training))
             done.append(name)
             progress(count, len(found))
-    return ModelReport(tuple(done), skipped)
+    return ModelReport(tuple(done), skipped, unused_entries(model, skip))
 
 
 def linear_layers(
@@ -102,7 +110,7 @@ def linear_layers(
             "nothing holds the module that could hold another in its place",
             "Use QuantLinear.from_linear.",
         )
-    only, skip = _names("only", only), _names("skip", skip)
+    only, skip = check_names("only", only), check_names("skip", skip)
     users = _users_of_parameters(model)
     found: dict[str, torch.nn.Linear] = {}
     skipped: dict[str, str] = {}
@@ -125,6 +133,20 @@ def linear_layers(
         else:
             found[name] = module
     return found, skipped
+
+
+def unused_entries(model: torch.nn.Module, skip: Iterable[str]) -> tuple[str, ...]:
+    """What to tell of names of layers to skip that are none's.
+
+    The default is for models that have such a layer.
+    """
+    layers = (torch.nn.Linear, QuantLinear)
+    names = [name for name, module in model.named_modules() if isinstance(module, layers)]
+    return tuple(
+        f"skip: {entry!r} names no linear layer"
+        for entry in (() if skip == DEFAULT_SKIP else skip)
+        if not any(holds_components(name, entry) for name in names)
+    )
 
 
 class Places:
@@ -158,12 +180,38 @@ def check_unsupported(choice: str) -> None:
         )
 
 
-def _names(what: str, entries: Iterable[str]) -> tuple[str, ...]:
-    found = tuple(entries)
+def check_formats(
+    weight: WeightSpec | str, activation: ActivationSpec | str | None, method: str
+) -> tuple[WeightSpec, ActivationSpec | None]:
+    """The formats of layers, where some layer could have them.
+
+    Raises:
+        UnsupportedError: none could, or there is no such method.
+    """
+    check_method(method)
+    spec = WeightSpec.parse(weight)
+    if activation is None:
+        return spec, None
+    wanted = ActivationSpec.parse(activation)
+    check_activation(wanted)
+    return spec, wanted
+
+
+def check_names(what: str, entries: Iterable[str]) -> tuple[str, ...]:
+    """Names of layers as a tuple.
+
+    Raises:
+        UnsupportedError: they are no sequence of names.
+    """
     # A single string would be taken for its letters.
-    if isinstance(entries, str) or not all(isinstance(entry, str) and entry for entry in found):
+    is_row = isinstance(entries, Iterable) and not isinstance(entries, (str, bytes, Mapping))
+    found = tuple(entries) if is_row else ()
+    if not is_row or not all(isinstance(entry, str) and entry.strip(".") for entry in found):
+        example = entries if isinstance(entries, str) and entries.strip(".") else "mlp"
         raise UnsupportedError(
-            f"quantize_model({what}={entries!r})", "it is no sequence of names", "Pass a tuple."
+            f"{what}={entries!r}",
+            "it is no sequence of names",
+            f"Pass a tuple such as {what}=({example!r},), or () for none.",
         )
     return found
 

@@ -18,6 +18,7 @@ from humming.errors import UnsupportedError, check_type
 from humming.formats import ActivationSpec, WeightSpec
 from humming.layout import BRICK_K, BRICK_ROWS, LANES, OPERAND_BITS, brick_order, padded
 from humming.lowering import packed_bits
+from humming.places import place_of
 from humming.problem import GemmProblem
 from humming.quantized import (
     SCALE_TENSOR_DTYPES,
@@ -114,6 +115,7 @@ class PackedWeight:
 
     def to(self, device: torch.device | str) -> "PackedWeight":
         """The same weight on another device; the tensors are shared if it is there already."""
+        device = place_of("a packed weight", device)
         moved = {name: tensor.to(device) for name, tensor in self.tensors().items()}
         return PackedWeight(self.spec, self.shape, self.operand_bits, **moved)
 
@@ -243,7 +245,7 @@ def pack(
         operand_bits = packed_bits(problem)
     operand_bits = 16 if operand_bits is None else operand_bits
     check_type("pack", "operand_bits", operand_bits, int, "Give 16, 8 or 4.")
-    weight = weight if device is None else weight.to(device)
+    weight = weight if device is None else weight.to(place_of("pack", device))
     (n, k), spec = weight.shape, weight.spec
     bits, (n_padded, k_padded) = spec.dtype.bits, padded(n, k)
     codes = torch.empty(

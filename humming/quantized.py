@@ -20,6 +20,7 @@ import torch
 from humming.dtypes import DataType, bfloat16, float8e4m3, float8e8m0, float16, float32
 from humming.errors import UnsupportedError, WrongTypeError, check_type
 from humming.formats import WeightSpec
+from humming.places import place_of
 
 SCALE_TENSOR_DTYPES: dict[DataType, torch.dtype] = {
     float16: torch.float16,
@@ -208,6 +209,7 @@ class QuantizedWeight:
 
     def to(self, device: torch.device | str) -> "QuantizedWeight":
         """The same weight on another device; the tensors are shared if it is there already."""
+        device = place_of("a quantized weight", device)
         zeros = None if self.zeros is None else self.zeros.to(device)
         second = None if self.second_scale is None else self.second_scale.to(device)
         codes, scales = self.codes.to(device), self.scales.to(device)

@@ -16,12 +16,17 @@ from humming.errors import CheckpointError, UnsupportedError
 from humming.nn import QuantLinear
 from humming.packing import PackedWeight
 
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _EXTRA = "_extra_state"
 
 
 class Layers(Protocol):
-    """The layers of a checkpoint that are quantized, by the names that they have there."""
+    """The layers of a checkpoint that are quantized, by the names that they have there.
+
+    Attributes:
+        notes: what is to be told of all of them.
+    """
+
+    notes: tuple[str, ...]
 
     def names(self) -> Iterable[str]:
         """All of them."""
@@ -33,8 +38,8 @@ class Layers(Protocol):
             CheckpointError: the layer cannot be read.
         """
 
-    def read(self, name: str, device: torch.device) -> torch.nn.Module:
-        """A layer on a device.
+    def read(self, name: str, place: str, device: torch.device) -> torch.nn.Module:
+        """A layer on a device, to be called `place` in the model.
 
         Raises:
             CheckpointError: it is damaged.
@@ -65,27 +70,20 @@ class OthersLayers:
         folder = Path(tensors.where)
         where = f"{folder / 'config.json'}: quantization_config"
         self._checkpoint = Checkpoint(folder, where, method_of(config, where), tensors)
-        self._tensors, self._parts = tensors, _parts(tensors)
+        self._tensors, self._owned = tensors, self._checkpoint.quantized_modules()
+        self.notes = self._checkpoint.notes + self._checkpoint.notes_on_tensors(self._owned)
 
     def names(self) -> Iterable[str]:
-        """Those that have other tensors than a weight of 16 or 32 bits and a bias."""
-        return [name for name in self._checkpoint.modules() if not self._is_plain(name)]
-
-    def _is_plain(self, name: str) -> bool:
-        parts = self._parts.get(name, set())
-        return (
-            "weight" in parts
-            and parts <= {"weight", "bias"}
-            and all(self._tensors.dtype(f"{name}.{part}") in _FLOATS for part in parts)
-        )
+        """Those that are no plain layers by their tensors."""
+        return self._owned.keys()
 
     def stored_bytes(self, name: str) -> int:
         """The size of a layer's tensors."""
         decision = self._checkpoint.decide(name)
         readable_parts(self._tensors, name, decision, self._checkpoint.where)
-        return _bytes(self._tensors, name, self._parts[name])
+        return _bytes(self._tensors, self._owned[name])
 
-    def read(self, name: str, device: torch.device) -> torch.nn.Module:
+    def read(self, name: str, place: str, device: torch.device) -> torch.nn.Module:
         """A layer, packed on a device."""
         return self._checkpoint.read(name).to_module(device)
 
@@ -99,6 +97,8 @@ class SavedLayers:
         tensors: the tensors of the checkpoint.
     """
 
+    notes: tuple[str, ...] = ()
+
     def __init__(
         self, activations: Mapping[str, str | None], default: str | None, tensors: TensorSource
     ) -> None:
@@ -111,9 +111,9 @@ class SavedLayers:
 
     def stored_bytes(self, name: str) -> int:
         """The size of a layer's tensors."""
-        return _bytes(self._tensors, name, self._parts[name])
+        return _bytes(self._tensors, [f"{name}.{part}" for part in self._parts[name]])
 
-    def read(self, name: str, device: torch.device) -> torch.nn.Module:
+    def read(self, name: str, place: str, device: torch.device) -> torch.nn.Module:
         """A layer, whose tensors are moved to a device."""
         parts = {part: self._tensors.get(f"{name}.{part}") for part in sorted(self._parts[name])}
         try:
@@ -121,13 +121,33 @@ class SavedLayers:
             packed = {part: parts.pop(part) for part in PACKED_PARTS if part in parts}
             inputs = {part: parts.pop(part) for part in INPUT_PARTS if part in parts}
             weight = PackedWeight.from_tensors(metadata, packed).to(device)
-            activation = self._activations.get(name, self._default)
+            activation = self._activation_of(name, place)
             layer = QuantLinear(weight, parts.pop("bias", None), activation=activation, **inputs)
         except (UnsupportedError, ValueError, TypeError) as error:
             raise CheckpointError(f"{self._tensors.where}: {name} is damaged: {error}") from error
         if parts:
             raise CheckpointError(f"{self._tensors.where}: {name} has unknown parts {[*parts]}")
         return layer
+
+    def _activation_of(self, name: str, place: str) -> str | None:
+        """What a layer quantizes activations to; its name was that in the model that was saved.
+
+        A file may name it otherwise, and a part of a model or a larger one does too.
+        """
+        for known in (place, name):
+            if known in self._activations:
+                return self._activations[known]
+        longer = {
+            told
+            for known, told in self._activations.items()
+            if f".{known}".endswith(f".{place}") or f".{place}".endswith(f".{known}")
+        }
+        if len(longer) > 1:
+            raise CheckpointError(
+                f"{self._tensors.where}: several layers of the saved model end like {place}, and "
+                "quantize activations differently; possible: the class of model that was saved"
+            )
+        return longer.pop() if longer else self._default
 
 
 def _parts(tensors: TensorSource) -> dict[str, set[str]]:
@@ -139,8 +159,7 @@ def _parts(tensors: TensorSource) -> dict[str, set[str]]:
     return found
 
 
-def _bytes(tensors: TensorSource, name: str, parts: Iterable[str]) -> int:
-    names = [f"{name}.{part}" for part in parts]
+def _bytes(tensors: TensorSource, names: Iterable[str]) -> int:
     return sum(
-        torch.Size(tensors.shape(part)).numel() * tensors.dtype(part).itemsize for part in names
+        torch.Size(tensors.shape(name)).numel() * tensors.dtype(name).itemsize for name in names
     )
