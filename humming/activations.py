@@ -17,6 +17,7 @@ from humming.dtypes import DataType
 from humming.errors import UnsupportedError, check_type
 from humming.formats import ActivationSpec
 from humming.hookspecs import Buffer
+from humming.places import place_of
 from humming.quantize_kernel import (
     ENTRY,
     FUSED,
@@ -139,7 +140,8 @@ class QuantizedActivation:
     def to(self, device: torch.device | str) -> "QuantizedActivation":
         """The same activations on another device; the tensors are shared if it is there already."""
         (m, _), codes = self.shape, self.codes
-        if codes.device != torch.device(device):
+        device = place_of("quantized activations", device)
+        if codes.device != device:
             moved = torch.zeros((m, self.codes_row_bytes), dtype=torch.uint8, device=device)
             codes = moved[:, : codes.shape[1]].copy_(codes)
         others = (self.scales, self.zeros, self.second_scale)

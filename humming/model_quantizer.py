@@ -1,6 +1,6 @@
 """Quantizing the linear layers of a model in place."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -8,8 +8,10 @@ import torch
 from humming.checkpoints.patterns import holds_components
 from humming.errors import UnsupportedError, check_type
 from humming.formats import ActivationSpec, WeightSpec
-from humming.nn import QuantLinear
+from humming.nn import QuantLinear, check_activation
+from humming.places import place_of
 from humming.progress import watch
+from humming.quantizer import check_method
 
 DEFAULT_SKIP = ("lm_head",)
 _UNSUPPORTED = ("refuse", "skip")
@@ -22,24 +24,17 @@ class ModelReport:
     Attributes:
         quantized: the names of the layers that are a `QuantLinear` now.
         skipped: those that stay as they are: name -> reason.
-        untaken: the quantized layers of a checkpoint that the model has no place for.
-        notes: what else is to be known, of the whole ("") and of single layers by name.
+        notes: what else was asked for and led to nothing.
     """
 
     quantized: tuple[str, ...]
     skipped: dict[str, str] = field(default_factory=dict)
-    untaken: tuple[str, ...] = ()
-    notes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        lines = [f"{len(self.quantized)} linear layers quantized, {len(self.skipped)} left"]
-        lines += [f"  {name}: {why}" for name, why in self.skipped.items()]
-        if self.untaken:
-            lines.append(f"{len(self.untaken)} layers of the checkpoint have no place in the model")
-            lines += [f"  {name}" for name in self.untaken]
-        for name, notes in self.notes.items():
-            lines += [f"note: {name}: {note}" if name else f"note: {note}" for note in notes]
-        return "\n".join(lines)
+        head = f"{len(self.quantized)} linear layers quantized, {len(self.skipped)} left"
+        left = (f"  {name}: {why}" for name, why in self.skipped.items())
+        return "\n".join((head, *left, *(f"  {note}" for note in self.notes)))
 
 
 def quantize_model(
@@ -57,9 +52,7 @@ def quantize_model(
 
     That is where it holds a `torch.nn.Linear`. Left, and named in the report, are those whose
     weight another module uses too, as an output layer that is tied to the embedding; those with
-    hooks; instances of subclasses, which may multiply in another way; and those whose weight the
-    model reads itself: of a `torch.nn.TransformerEncoderLayer`, or which a model of transformers
-    keeps in float32. Nothing else is touched:
+    hooks; and instances of subclasses, which may multiply in another way. Nothing else is touched:
     embeddings, convolutions, and transformers' Conv1D, whose weight is [in, out].
 
     Args:
@@ -68,7 +61,7 @@ def quantize_model(
         activation: as for `QuantLinear`.
         only: names of the layers to quantize, without any all. A name is a row of components, in
             which a star stands for any text: `mlp` and `layers.*.mlp` take `layers.3.mlp.up_proj`.
-        skip: names of layers to leave.
+        skip: names of layers to leave; the report tells of those that name none.
         unsupported: what to do with a layer that the format cannot hold, such as negative weights
             in an unsigned one: `refuse` to raise, `skip` to leave it.
         device: where to quantize and to leave the results; None for each layer's own.
@@ -80,8 +73,10 @@ def quantize_model(
     """
     check_type("quantize_model", "the model", model, torch.nn.Module, "Pass a torch.nn.Module.")
     check_unsupported(unsupported)
-    spec = WeightSpec.parse(weight)
-    wanted = None if activation is None else ActivationSpec.parse(activation)
+    spec, wanted = check_formats(weight, activation, method)
+    only, skip = check_names("only", only), check_names("skip", skip)
+    if device is not None:
+        device = place_of("quantize_model", device)
     found, skipped = linear_layers(model, only, skip)
     places, done = Places(model), []
     with watch(f"quantizing to {spec.name}") as progress:
@@ -94,21 +89,11 @@ def quantize_model(
                     raise UnsupportedError(told, error.why, error.possible) from error
                 skipped[name] = str(error)
                 continue
+            layer.name = name
             places.replace(linear, layer.train(linear.training))
             done.append(name)
             progress(count, len(found))
-    notes = unmatched(model, skip) if skip != DEFAULT_SKIP else ()
-    return ModelReport(tuple(done), skipped, notes={"": notes} if notes else {})
-
-
-def unmatched(model: torch.nn.Module, skip: Iterable[str]) -> tuple[str, ...]:
-    """A note for each name that is to be skipped and is no linear layer's."""
-    linear = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)]
-    return tuple(
-        f"{entry!r}, which is to be skipped, names no linear layer"
-        for entry in skip
-        if not any(holds_components(name, entry) for name in linear)
-    )
+    return ModelReport(tuple(done), skipped, unused_entries(model, skip))
 
 
 def linear_layers(
@@ -125,8 +110,8 @@ def linear_layers(
             "nothing holds the module that could hold another in its place",
             "Use QuantLinear.from_linear.",
         )
-    only, skip = names_of("only", only), names_of("skip", skip)
-    users, read_by = _users_of_parameters(model), _read_by_others(model)
+    only, skip = check_names("only", only), check_names("skip", skip)
+    users = _users_of_parameters(model)
     found: dict[str, torch.nn.Linear] = {}
     skipped: dict[str, str] = {}
     linear = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
@@ -143,11 +128,25 @@ def linear_layers(
             skipped[name] = f"{named!r} is to be skipped"
         elif only and not any(holds_components(name, entry) for entry in only):
             skipped[name] = "it is none of those to be quantized"
-        elif why := read_by.get(name) or _reason_to_leave(name, module, users):
+        elif why := _reason_to_leave(name, module, users):
             skipped[name] = why
         else:
             found[name] = module
     return found, skipped
+
+
+def unused_entries(model: torch.nn.Module, skip: Iterable[str]) -> tuple[str, ...]:
+    """What to tell of names of layers to skip that are none's.
+
+    The default is for models that have such a layer.
+    """
+    layers = (torch.nn.Linear, QuantLinear)
+    names = [name for name, module in model.named_modules() if isinstance(module, layers)]
+    return tuple(
+        f"skip: {entry!r} names no linear layer"
+        for entry in (() if skip == DEFAULT_SKIP else skip)
+        if not any(holds_components(name, entry) for name in names)
+    )
 
 
 class Places:
@@ -159,10 +158,6 @@ class Places:
             for child, module in parent._modules.items():
                 if module is not None:
                     self._held.setdefault(module, []).append((parent, child))
-
-    def holders(self, module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-        """The modules that hold one."""
-        return (parent for parent, _ in self._held.get(module, ()))
 
     def replace(self, old: torch.nn.Module, new: torch.nn.Module) -> None:
         """Puts a module in each place of another."""
@@ -185,39 +180,39 @@ def check_unsupported(choice: str) -> None:
         )
 
 
-def names_of(what: str, entries: Iterable[str]) -> tuple[str, ...]:
-    """Names of layers.
+def check_formats(
+    weight: WeightSpec | str, activation: ActivationSpec | str | None, method: str
+) -> tuple[WeightSpec, ActivationSpec | None]:
+    """The formats of layers, where some layer could have them.
 
     Raises:
-        UnsupportedError: it is something else. A single string would be taken for its letters.
+        UnsupportedError: none could, or there is no such method.
     """
-    is_many = isinstance(entries, Iterable) and not isinstance(entries, str | bytes)
-    found = tuple(entries) if is_many else ()
-    if not is_many or not all(isinstance(entry, str) and entry for entry in found):
+    check_method(method)
+    spec = WeightSpec.parse(weight)
+    if activation is None:
+        return spec, None
+    wanted = ActivationSpec.parse(activation)
+    check_activation(wanted)
+    return spec, wanted
+
+
+def check_names(what: str, entries: Iterable[str]) -> tuple[str, ...]:
+    """Names of layers as a tuple.
+
+    Raises:
+        UnsupportedError: they are no sequence of names.
+    """
+    # A single string would be taken for its letters.
+    is_row = isinstance(entries, Iterable) and not isinstance(entries, (str, bytes, Mapping))
+    found = tuple(entries) if is_row else ()
+    if not is_row or not all(isinstance(entry, str) and entry.strip(".") for entry in found):
+        example = entries if isinstance(entries, str) and entries.strip(".") else "mlp"
         raise UnsupportedError(
             f"{what}={entries!r}",
-            "it is no sequence of names of layers",
-            "Pass a tuple of strings.",
+            "it is no sequence of names",
+            f"Pass a tuple such as {what}=({example!r},), or () for none.",
         )
-    return found
-
-
-def _read_by_others(model: torch.nn.Module) -> dict[str, str]:
-    """The linear layers whose weight another module reads past their `forward`, and which."""
-    found = {}
-    for name, module in model.named_modules():
-        prefix = f"{name}." if name else ""
-        # Its fast path hands its weights to one operator.
-        if isinstance(module, torch.nn.TransformerEncoderLayer):
-            for child in ("linear1", "linear2"):
-                found[prefix + child] = "a torch.nn.TransformerEncoderLayer reads its weight itself"
-        # Of transformers: modules that look at the dtype of these, such as T5's `wo`.
-        for kept in getattr(module, "_keep_in_fp32_modules", None) or ():
-            for child, linear in module.named_modules():
-                if isinstance(linear, torch.nn.Linear) and kept in child.split("."):
-                    found[prefix + child] = (
-                        f"the model keeps {kept!r} in float32, and reads it itself"
-                    )
     return found
 
 

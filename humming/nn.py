@@ -6,13 +6,15 @@ from typing import Any
 
 import torch
 
+from humming.absent_weight import AbsentWeight
 from humming.dtypes import DataType
 from humming.errors import UnsupportedError, check_type
 from humming.formats import ActivationSpec, WeightSpec
 from humming.layer_inputs import input_scale_of, permutation_of, static_scale
 from humming.ops import MISUSE, check_arguments, multiply
 from humming.packing import PackedWeight, check_packed, pack
-from humming.quantized import QuantizedWeight, torch_device
+from humming.places import place_of
+from humming.quantized import QuantizedWeight
 from humming.quantized_ops import multiply_quantized, packed_bits_for
 from humming.quantizer import quantize
 from humming.runtime import Operands
@@ -51,6 +53,7 @@ class QuantLinear(torch.nn.Module):
     Attributes:
         in_features, out_features: K and N.
         weight_spec: the format of the weight.
+        name: what errors call the layer: its name in the model, where `quantize_model` put it.
     """
 
     codes: torch.Tensor
@@ -98,6 +101,9 @@ class QuantLinear(torch.nn.Module):
                 f"Pass a floating-point bias [{self.out_features}], or None.",
             )
         self._metadata = weight.metadata()
+        self.name = ""
+        # What a layer of torch in its place would have for its weight's dtype.
+        self._dtype = self.activation_dtype or (None if bias is None else bias.dtype)
         # The name is computed here, because forward runs often and is traced by torch.compile.
         self._format = weight.spec.name
         self._activation = self.activation_spec.name if self.activation_spec else None
@@ -153,11 +159,13 @@ class QuantLinear(torch.nn.Module):
             )
         matrix = linear.weight.detach()
         if device is not None:
-            matrix = matrix.to(torch_device(device, "a QuantLinear"))
+            matrix = matrix.to(place_of("a QuantLinear", device))
         quantized = quantize(matrix, weight, method=method)
-        return cls.from_quantized(
+        layer = cls.from_quantized(
             quantized, linear.bias, activation=activation, activation_scale=activation_scale
         )
+        layer._dtype = layer.activation_dtype or linear.weight.dtype
+        return layer
 
     @classmethod
     def from_quantized(
@@ -252,21 +260,18 @@ class QuantLinear(torch.nn.Module):
         return self._activation
 
     @property
+    def weight(self) -> AbsentWeight:
+        """What modules that look at a layer's weight find: its shape, dtype and device alone."""
+        shape = self.out_features, self.in_features
+        named = self.name or f"a QuantLinear({self.extra_repr()})"
+        return AbsentWeight(named, shape, self._dtype, self.codes.device)
+
+    @property
     def packed(self) -> PackedWeight:
         """The weight, sharing the layer's tensors."""
         tensors = {name: getattr(self, name) for name in _PACKED}
         present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         return PackedWeight.from_tensors(self._metadata, present)
-
-    def __getattr__(self, name: str) -> Any:
-        """As torch's, which is asked for what the layer does not have."""
-        if name == "weight":
-            raise AttributeError(
-                "a QuantLinear has no attribute 'weight': it is packed (packed, weight_spec). "
-                "Where another module reads it, leave that layer as it is: "
-                "quantize_model(..., skip=['its.name'])"
-            )
-        return super().__getattr__(name)
 
     def extra_repr(self) -> str:
         """What torch shows between the parentheses."""
@@ -337,7 +342,21 @@ class QuantLinear(torch.nn.Module):
                 return moved
             return tensor.to(moved.device)
 
+        if self.activation_dtype is None:
+            # A tensor that nothing but a cast would change tells what is cast to.
+            probe = torch.empty(0, dtype=torch.float64, device=self.codes.device)
+            told = fn(probe).dtype
+            self._dtype = self._dtype if told == probe.dtype else told
         return super()._apply(keep_dtype, recurse)  # type: ignore[no-untyped-call]
+
+
+def check_activation(activation: ActivationSpec) -> None:
+    """Refuse activations that no layer finds a scale for by itself.
+
+    Raises:
+        UnsupportedError: their scale has to be known beforehand, or no kernel finds it.
+    """
+    static_scale(_activation(activation)[1], None)
 
 
 def _activation(

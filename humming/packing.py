@@ -18,6 +18,7 @@ from humming.errors import UnsupportedError, check_type
 from humming.formats import ActivationSpec, WeightSpec
 from humming.layout import BRICK_K, BRICK_ROWS, LANES, OPERAND_BITS, brick_order, padded
 from humming.lowering import packed_bits
+from humming.places import place_of
 from humming.problem import GemmProblem
 from humming.quantized import (
     SCALE_TENSOR_DTYPES,
@@ -27,7 +28,6 @@ from humming.quantized import (
     check_quantized,
     pack_bits,
     same_bits,
-    torch_device,
     unpack_bits,
 )
 
@@ -121,7 +121,7 @@ class PackedWeight:
         Raises:
             UnsupportedError: torch has no such device.
         """
-        device = torch_device(device, f"a packed weight {self.spec}")
+        device = place_of(f"a packed weight {self.spec}", device)
         moved = {name: tensor.to(device) for name, tensor in self.tensors().items()}
         return PackedWeight(self.spec, self.shape, self.operand_bits, **moved)
 

@@ -20,6 +20,7 @@ import torch
 from humming.dtypes import DataType, bfloat16, float8e4m3, float8e8m0, float16, float32
 from humming.errors import UnsupportedError, WrongTypeError, check_type
 from humming.formats import WeightSpec
+from humming.places import place_of
 
 SCALE_TENSOR_DTYPES: dict[DataType, torch.dtype] = {
     float16: torch.float16,
@@ -212,7 +213,7 @@ class QuantizedWeight:
         Raises:
             UnsupportedError: torch has no such device.
         """
-        device = torch_device(device, f"a weight {self.spec}")
+        device = place_of(f"a weight {self.spec}", device)
         zeros = None if self.zeros is None else self.zeros.to(device)
         second = None if self.second_scale is None else self.second_scale.to(device)
         codes, scales = self.codes.to(device), self.scales.to(device)
@@ -333,26 +334,6 @@ def check_quantized(weight: object, asked: str) -> None:
     elif hasattr(weight, "operand_bits"):
         how = "It is packed; its quantized form is humming.unpack(weight)."
     check_type(asked, "the weight", weight, QuantizedWeight, how)
-
-
-def torch_device(device: torch.device | str | int, what: str) -> torch.device:
-    """A device that torch has, to put something on.
-
-    Raises:
-        UnsupportedError: it has none of this name.
-    """
-    asked, how = f"{what} on {device!r}", "Pass 'cpu', 'cuda' or 'cuda:1'."
-    if isinstance(device, str) and device.startswith("sim"):
-        how = f"Leave it on the CPU, and pass device={device!r} to humming.matmul."
-        raise UnsupportedError(asked, "simulated devices compute with tensors on the CPU", how)
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise UnsupportedError(asked, "torch knows no such device", how) from error
-    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
-        why = f"torch sees {torch.cuda.device_count()} accelerators here"
-        raise UnsupportedError(asked, why, "Pass 'cpu', or a device that is there.")
-    return found
 
 
 def check_number(asked: str, name: str, value: object) -> None:

@@ -95,13 +95,24 @@ def quantize(
     return QuantizedWeight(spec, (n, k), codes, chosen.scales, chosen.zeros, second)
 
 
+def check_method(method: object) -> None:
+    """Refuse a way to find scales that there is not.
+
+    Raises:
+        UnsupportedError: it is none of `METHODS`.
+    """
+    if method not in METHODS:
+        raise UnsupportedError(
+            f"quantize by method={method!r}",
+            "there is no such method",
+            f"Possible: {', '.join(METHODS)}.",
+        )
+
+
 def _check_request(weight: torch.Tensor, method: str) -> None:
     how = "Pass a tensor [N, K], such as the weight of a layer; torch.as_tensor makes one."
     check_type("quantize", "the weight", weight, torch.Tensor, how)
-    if method not in METHODS:
-        raise UnsupportedError(
-            f"quantize by {method!r}", "there is no such method", f"Possible: {METHODS}."
-        )
+    check_method(method)
     found = f"quantize a {weight.dtype} tensor of shape {list(weight.shape)}"
     if weight.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         raise UnsupportedError(

@@ -1,7 +1,7 @@
 """A checkpoint as one thing: its configuration, its tensors, and its modules."""
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -134,6 +134,23 @@ class Checkpoint:
             return False
         is_packed = self.tensors.dtype(weight) not in FLOATS
         return not is_packed or self.decide(module).action == "plain"
+
+    def notes_on_tensors(self, owned: Collection[str]) -> tuple[str, ...]:
+        """Where the tensors are not what the configuration says, of `quantized_modules()`."""
+        if self.method is None:
+            return ()
+        plain = [
+            module
+            for module in self.modules()
+            if module not in owned and self.decide(module).action == "quantized"
+        ]
+        notes: tuple[str, ...] = ()
+        if plain:
+            notes += (
+                f"{len(plain)} modules are quantized by the configuration, but not by their "
+                f"tensors; the first is {plain[0]}",
+            )
+        return notes if owned else (*notes, "no tensors are those of a quantized layer")
 
     def decide(self, module: str) -> Decision:
         """What the configuration says of a module; without one every module is plain."""

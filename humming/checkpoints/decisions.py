@@ -9,6 +9,7 @@ from humming.checkpoints.shards import columns_of, part_of, slice_of
 from humming.dtypes import DataType
 from humming.formats import ActivationSpec, WeightSpec
 from humming.nn import QuantLinear
+from humming.places import place_of
 from humming.quantized import QuantizedWeight, take_columns
 
 ACTIONS = ("quantized", "plain", "skipped", "refused")
@@ -102,6 +103,8 @@ class Linear:
                 input_permutation=self.input_permutation,
                 input_scale=self.input_scale,
             )
+        if device is not None:
+            device = place_of("a linear layer", device)
         n, k = weight.shape
         layer = torch.nn.Linear(k, n, bias=bias is not None, device="meta")
         for name, tensor in {"weight": weight, "bias": bias}.items():

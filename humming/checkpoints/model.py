@@ -17,7 +17,7 @@ from humming.errors import CheckpointError, UnsupportedError, check_type
 from humming.formats import ActivationSpec
 from humming.nn import QuantLinear
 from humming.packing import unpack
-from humming.quantized import torch_device
+from humming.places import place_of
 
 Module = QuantLinear | torch.nn.Linear
 
@@ -86,7 +86,7 @@ def load_model(
     if activation is not None:
         activation = ActivationSpec.parse(activation)
     if device is not None:
-        device = torch_device(device, f"the layers of {path}")
+        device = place_of(f"the layers of {path}", device)
     if PackedFile.recognizes(path):
         return _of_packed(PackedFile(path, device), activation, scale_dtype)
     return _of_checkpoint(Checkpoint.open(path), device, activation, scale_dtype)
@@ -132,19 +132,7 @@ def _of_checkpoint(
 
     taken = {name for names in owned.values() for name in names}
     others = [name for name in tensors.names if name not in taken]
-    plain = [
-        module
-        for module in checkpoint.modules()
-        if module not in owned and checkpoint.decide(module).action == "quantized"
-    ]
-    notes = checkpoint.notes
-    if plain:
-        notes += (
-            f"{len(plain)} modules are quantized by the configuration, but not by their tensors; "
-            f"the first is {plain[0]}",
-        )
-    if checkpoint.method is not None and not owned:
-        notes += ("no tensors are those of a quantized layer",)
+    notes = checkpoint.notes + checkpoint.notes_on_tensors(owned)
     return Model(
         path,
         Lazy(names, layer, f"{path}: the layer", skipped),

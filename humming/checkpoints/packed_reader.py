@@ -24,7 +24,7 @@ from humming.errors import CheckpointError, UnsupportedError, check_type
 from humming.formats import WeightSpec
 from humming.nn import QuantLinear
 from humming.packing import PackedWeight
-from humming.quantized import torch_device
+from humming.places import place_of
 
 _REQUIRED = {"weight", "n", "k", "operand_bits", "parts"}
 _HOW = "write it with humming.save_packed or `humming pack`"
@@ -66,7 +66,7 @@ class PackedFile:
     def __init__(self, path: Path | str, device: torch.device | str | None = None) -> None:
         check_type("a file of packed weights", "the path", path, (str, Path), "Pass a path.")
         self.path = Path(path)
-        self._device = None if device is None else torch_device(device, f"the layers of {path}")
+        self._device = None if device is None else place_of(f"the layers of {path}", device)
         if not self.path.exists():
             raise CheckpointError(f"{path} does not exist; possible: *.safetensors")
         self._source = TensorSource.open(self.path)

@@ -14,7 +14,7 @@ from humming.integrations.humming_config import HummingConfig
 from humming.integrations.module_names import ModelNames
 from humming.integrations.quantized_source import Layers, OthersLayers, SavedLayers, open_files
 from humming.integrations.transformers_api import ConversionOps, HfQuantizer
-from humming.model_quantizer import ModelReport, Places, linear_layers, unmatched
+from humming.model_quantizer import ModelReport, Places, linear_layers, unused_entries
 from humming.nn import QuantLinear
 from humming.packing import unpack
 from humming.quantized_ops import problem_of
@@ -41,9 +41,10 @@ class HummingHfQuantizer(HfQuantizer):
         self._candidates: dict[str, torch.nn.Linear] = {}
         # Of the model, the layers that become quantized ones: name -> name in the checkpoint.
         self._sources: dict[str, str] = {}
+        # Those that have been quantized on their way in, still without a bias.
+        self._made: dict[str, QuantLinear] = {}
         self._skipped: dict[str, str] = {}
-        self._untaken: list[str] = []
-        self._notes: dict[str, tuple[str, ...]] = {}
+        self._notes: tuple[str, ...] = ()
         self._layers: Layers | None = None
         self._refusal: UnsupportedError | None = None
 
@@ -99,13 +100,15 @@ class HummingHfQuantizer(HfQuantizer):
         self._model, self._files = model, list(checkpoint_files or ())
         self._places = Places(model)
         config = self.quantization_config
-        skip = () if self.pre_quantized else config.skip
-        if skip is None:
+        only, skip = config.only, config.skip
+        if self.pre_quantized:
+            # The checkpoint has been made by these names, perhaps of a larger model.
+            only = skip = ()
+        elif skip is None:
             output = model.get_output_embeddings()
             skip = [name for name, module in model.named_modules() if module is output]
-        elif notes := unmatched(model, skip):
-            self._notes[""] = notes
-        found, self._skipped = linear_layers(model, config.only, skip)
+        found, self._skipped = linear_layers(model, only, skip)
+        self._notes = unused_entries(model, skip)
         # Weights are tied after they are loaded.
         tied = getattr(model, "all_tied_weights_keys", {})
         for weight in tied:
@@ -128,19 +131,20 @@ class HummingHfQuantizer(HfQuantizer):
 
     def _reserve(self, names: ModelNames) -> None:
         config, tensors = self.quantization_config, open_files(self._files)
-        self._layers = (
+        layers: Layers = (
             SavedLayers(config.activations, config.activation, tensors)
             if config.checkpoint is None
             else OthersLayers(config.checkpoint, tensors)
         )
         ours: set[str] = set()
-        for module in self._layers.names():
+        unused: list[str] = []
+        self._layers = layers
+        for module in layers.names():
             name = names.in_model(module)
             if name in self._candidates:
                 self._sources[name] = module
-                self._replace(
-                    self._candidates[name], _Reservation(self._layers.stored_bytes(module))
-                )
+                size, linear = layers.stored_bytes(module), self._candidates[name]
+                self._places.replace(linear, _Reservation(size, linear))
                 ours |= {re.escape(name), re.escape(names.of_unknown(module))}
             elif holder := names.holder_of(module):
                 raise UnsupportedError(
@@ -149,7 +153,13 @@ class HummingHfQuantizer(HfQuantizer):
                     "Load models of which only linear layers are quantized.",
                 )
             else:
-                self._untaken.append(module)
+                unused.append(module)
+        self._notes += layers.notes
+        if unused:
+            self._notes += (
+                f"{len(unused)} quantized layers of the checkpoint are none of the model's; "
+                f"the first is {unused[0]}",
+            )
         if ours:
             # Their tensors are read here, and not unexpected.
             pattern = rf"^({'|'.join(sorted(ours))})\."
@@ -180,25 +190,35 @@ class HummingHfQuantizer(HfQuantizer):
         return _QuantizeWeight(self)
 
     def quantize_weight(self, name: str, weight: torch.Tensor) -> bool:
-        """Puts a quantized layer in the place of a linear one; whether it did."""
+        """Quantizes the weight of a linear layer; whether it did, so that it need not be kept."""
         config, linear = self.quantization_config, self._model.get_submodule(name)
-        if self._refusal is not None:
+        if self._refusal is None and weight.shape != linear.weight.shape:
+            # transformers has its own ways with those.
+            self._leave(name, f"its weight in the checkpoint is {list(weight.shape)}")
             return False
-        linear.weight = torch.nn.Parameter(weight, requires_grad=False)
+        # Something in its place that parts of the model may initialize and move, of no size.
+        empty = torch.zeros((), dtype=weight.dtype, device=weight.device).expand(weight.shape)
+        n, k = weight.shape
+        mine = torch.nn.Linear(k, n, bias=False, device="meta")
+        mine.weight = torch.nn.Parameter(weight, requires_grad=False)
         try:
-            layer = QuantLinear.from_linear(
-                linear, config.weight, config.activation, method=config.method
-            )
+            if self._refusal is None:
+                self._made[name] = QuantLinear.from_linear(
+                    mine, config.weight, config.activation, method=config.method
+                )
         except UnsupportedError as error:
             if config.unsupported == "skip":
-                self._skipped[name] = str(error)
-            else:
-                told = f"the layer {name}: {error.asked}"
-                self._refusal = UnsupportedError(told, error.why, error.possible)
-            del self._sources[name]
-            return False
-        self._put(name, layer)
+                self._leave(name, str(error))
+                return False
+            told = f"the layer {name}: {error.asked}"
+            self._refusal = UnsupportedError(told, error.why, error.possible)
+        linear.weight = torch.nn.Parameter(empty, requires_grad=False)
+        linear.weight._is_hf_initialized = True
         return True
+
+    def _leave(self, name: str, why: str) -> None:
+        self._skipped[name] = why
+        del self._sources[name]
 
     # -- after the weights ---------------------------------------------------------------------
 
@@ -207,57 +227,75 @@ class HummingHfQuantizer(HfQuantizer):
             raise self._refusal
         if self.pre_quantized:
             self._fill()
-        skipped, untaken = dict(sorted(self._skipped.items())), tuple(self._untaken)
-        self.report = ModelReport(tuple(self._sources), skipped, untaken, self._notes)
+        else:
+            self._place_made()
+        told = dict(sorted(self._skipped.items()))
+        self.report = ModelReport(tuple(self._sources), told, self._notes)
         self._check_products()
         self._keep_activations()
         self._model = self._layers = self._places = None
-        self._candidates = {}
+        self._candidates, self._made = {}, {}
         return model
+
+    def _place_made(self) -> None:
+        """Puts what was quantized into the model, now that each bias is what it stays."""
+        for name in list(self._sources):
+            linear = self._model.get_submodule(name)
+            if name not in self._made:
+                # A weight that was made together with others did not pass by itself.
+                loaded = getattr(linear.weight, "_is_hf_initialized", False)
+                if not loaded or not self.quantize_weight(name, linear.weight.detach()):
+                    why = "the checkpoint has no weight for it"
+                    self._skipped.setdefault(name, why)
+                    self._sources.pop(name, None)
+                    continue
+            if self._refusal is not None:
+                raise self._refusal
+            made = self._made.pop(name)
+            activation = self.quantization_config.activation
+            layer = QuantLinear.from_packed(made.packed, linear.bias, activation=activation)
+            self._put(name, layer)
 
     def _fill(self) -> None:
         """Reads the quantized layers into the places that are reserved for them."""
         assert self._layers is not None
+        biases: dict[str, list[str]] = {}
         for name, module in self._sources.items():
             place = self._model.get_submodule(name).place
-            layer: Any = self._layers.read(module, place.device)
+            layer: Any = self._layers.read(module, name, place.device)
             linear = self._candidates[name]
             found, wanted = ([of.out_features, of.in_features] for of in (layer, linear))
             if found != wanted:
                 raise CheckpointError(f"{module} is {found}, and the model expects {wanted}")
-            notes = self._layers.notes.get(module, ())
-            if layer.bias is None and linear.bias is not None:
-                raise CheckpointError(
-                    f"{module} has no bias, and the model expects one; possible: a checkpoint that "
-                    "is whole"
-                )
-            if layer.bias is not None and linear.bias is None:
-                # Some methods store one for every layer.
-                if bool((layer.bias == 0).all()):
-                    layer.bias = None
-                else:
-                    notes += ("it has a bias that the model does not expect; it is added",)
-            if notes:
-                self._notes[name] = notes
+            if linear.bias is None and layer.bias is not None and not bool(layer.bias.any()):
+                layer.bias = None  # some methods store one for every layer
+            self._notes += tuple(
+                f"{name}: {note}" for note in self._layers.layer_notes.get(module, ())
+            )
+            if (layer.bias is None) != (linear.bias is None):
+                differ = "none, the model one" if layer.bias is None else "one, the model none"
+                biases.setdefault(differ, []).append(module)
             self._put(name, layer)
+        self._notes += tuple(
+            f"{len(modules)} layers have biases as the checkpoint says: it has {differ}; "
+            f"the first is {modules[0]}"
+            for differ, modules in biases.items()
+        )
 
     def _put(self, name: str, layer: torch.nn.Module) -> None:
         old = self._model.get_submodule(name)
-        self._replace(old, layer.to(self._dtype).train(old.training))
+        if stray := [key for key, of in layer.state_dict().items() if of.is_meta]:
+            raise CheckpointError(f"{name}: nothing was loaded for {', '.join(stray)}")
+        layer.to(self._dtype).train(old.training)
+        layer._is_hf_initialized = True  # type: ignore[assignment]
+        if isinstance(layer, QuantLinear):
+            layer.name = name
+        self._places.replace(old, layer)
         # A module that is an entry of the device_map by itself has been given one.
         if hook := getattr(old, "_hf_hook", None):
             from accelerate.hooks import add_hook_to_module
 
             add_hook_to_module(layer, hook)
-
-    def _replace(self, old: torch.nn.Module, new: torch.nn.Module) -> None:
-        """Puts a module in the place of another, and has nothing drawn at random for it."""
-        self._places.replace(old, new)
-        new._is_hf_initialized = True  # type: ignore[assignment]
-        for holder in self._places.holders(new):
-            # Some draw the weights of what they hold, which has none now.
-            if not any(True for _ in holder.parameters(recurse=False)):
-                holder._is_hf_initialized = True
 
     def _check_products(self) -> None:
         """Refuses formats that the present device cannot multiply, before the first token does."""
@@ -298,12 +336,27 @@ class HummingHfQuantizer(HfQuantizer):
 
 
 class _Reservation(torch.nn.Module):
-    """Takes the room of a quantized layer where transformers places it."""
+    """Takes the room of a quantized layer where transformers places it.
 
-    def __init__(self, size: int) -> None:
+    It looks like the linear layer, without memory, to what initializes the parts of a model.
+    """
+
+    def __init__(self, size: int, linear: torch.nn.Linear) -> None:
         super().__init__()
         place = torch.empty(size, dtype=torch.uint8, device="meta")
         self.register_buffer("place", place, persistent=False)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight = _initialized(linear.weight)
+        self.bias = None if linear.bias is None else _initialized(linear.bias)
+        # Nothing is to be drawn at random.
+        self._is_hf_initialized = True
+
+
+def _initialized(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor on the meta device that transformers takes for loaded."""
+    found = torch.empty_like(tensor, device="meta", requires_grad=False)
+    found._is_hf_initialized = True  # type: ignore[attr-defined]
+    return found
 
 
 class _QuantizeWeight(ConversionOps):
@@ -319,14 +372,17 @@ class _QuantizeWeight(ConversionOps):
         missing_keys: set[str] | None = None,
         **_: Any,
     ) -> dict[str, Any]:
-        """What is left for transformers to put in place: nothing, where the layer is quantized."""
-        (weight,) = input_dict.values()
-        weight = weight[0] if isinstance(weight, list) else weight
-        if not self._quantizer.quantize_weight(full_layer_name.rpartition(".")[0], weight):
-            return {full_layer_name: weight}
-        if missing_keys is not None:
-            missing_keys.discard(full_layer_name)
-        return {}
+        """What is left for transformers to put in place: nothing of layers that are quantized."""
+        left = {}
+        for name, weight in input_dict.items():
+            found = weight[0] if isinstance(weight, list) else weight
+            module = name.removesuffix(".weight")
+            takes = self._quantizer.param_needs_quantization(None, name)
+            if not takes or not self._quantizer.quantize_weight(module, found):
+                left[name] = found
+            elif missing_keys is not None:
+                missing_keys.discard(name)
+        return left
 
 
 def _dequantized(layer: QuantLinear, dtype: torch.dtype) -> torch.nn.Linear:

@@ -6,7 +6,8 @@ from typing import Any
 from humming.errors import UnsupportedError
 from humming.formats import ActivationSpec, WeightSpec
 from humming.integrations.transformers_api import QuantizationConfigMixin
-from humming.model_quantizer import check_unsupported, names_of
+from humming.model_quantizer import check_names, check_unsupported
+from humming.quantizer import check_method
 
 METHOD = "humming"
 """The value of `quant_method` for models that are quantized, and saved, by humming."""
@@ -41,11 +42,12 @@ class HummingConfig(QuantizationConfigMixin):
         checkpoint: Mapping[str, Any] | None = None,
     ) -> None:
         check_unsupported(unsupported)
+        check_method(method)
         self.quant_method = METHOD
         self.weight = None if weight is None else WeightSpec.parse(weight).name
         self.activation = None if activation is None else ActivationSpec.parse(activation).name
-        self.only = list(names_of("only", only))
-        self.skip = None if skip is None else list(names_of("skip", skip))
+        self.only = list(check_names("only", only))
+        self.skip = None if skip is None else list(check_names("skip", skip))
         self.unsupported, self.method = unsupported, method
         self.activations = dict(activations or {})
         self.checkpoint = None if checkpoint is None else dict(checkpoint)

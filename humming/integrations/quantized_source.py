@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -23,10 +24,12 @@ class Layers(Protocol):
     """The layers of a checkpoint that are quantized, by the names that they have there.
 
     Attributes:
-        notes: what is to be known of those that have been read.
+        notes: what is to be told of all of them.
+        layer_notes: what is to be told of those that have been read, by name.
     """
 
-    notes: Mapping[str, tuple[str, ...]]
+    notes: tuple[str, ...]
+    layer_notes: Mapping[str, tuple[str, ...]]
 
     def names(self) -> Iterable[str]:
         """All of them."""
@@ -38,8 +41,8 @@ class Layers(Protocol):
             CheckpointError: the layer cannot be read.
         """
 
-    def read(self, name: str, device: torch.device) -> torch.nn.Module:
-        """A layer on a device.
+    def read(self, name: str, place: str, device: torch.device) -> torch.nn.Module:
+        """A layer on a device, to be called `place` in the model.
 
         Raises:
             CheckpointError: it is damaged.
@@ -70,24 +73,25 @@ class OthersLayers:
         folder = Path(tensors.where)
         where = f"{folder / 'config.json'}: quantization_config"
         self._checkpoint = Checkpoint(folder, where, method_of(config, where), tensors)
-        self._tensors, self._modules = tensors, self._checkpoint.quantized_modules()
-        self.notes: Mapping[str, tuple[str, ...]] = {}
+        self._tensors, self._owned = tensors, self._checkpoint.quantized_modules()
+        self.notes = self._checkpoint.notes + self._checkpoint.notes_on_tensors(self._owned)
+        self.layer_notes: Mapping[str, tuple[str, ...]] = {}
 
     def names(self) -> Iterable[str]:
-        """Those that the checkpoint does not hold as plain layers."""
-        return self._modules
+        """Those that are no plain layers by their tensors."""
+        return self._owned.keys()
 
     def stored_bytes(self, name: str) -> int:
         """The size of a layer's tensors."""
         decision = self._checkpoint.decide(name)
         readable_parts(self._tensors, name, decision, self._checkpoint.where)
-        return _bytes(self._tensors, self._modules[name])
+        return _bytes(self._tensors, self._owned[name])
 
-    def read(self, name: str, device: torch.device) -> torch.nn.Module:
+    def read(self, name: str, place: str, device: torch.device) -> torch.nn.Module:
         """A layer, packed on a device."""
         found = self._checkpoint.read(name)
-        if found.notes:
-            self.notes = {**self.notes, name: found.notes}
+        told = tuple(note for note in found.notes if note not in self._checkpoint.notes)
+        self.layer_notes = {**self.layer_notes, name: told}
         return found.to_module(device)
 
 
@@ -100,10 +104,12 @@ class SavedLayers:
         tensors: the tensors of the checkpoint.
     """
 
+    notes: tuple[str, ...] = ()
+    layer_notes: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+
     def __init__(
         self, activations: Mapping[str, str | None], default: str | None, tensors: TensorSource
     ) -> None:
-        self.notes: Mapping[str, tuple[str, ...]] = {}
         self._activations, self._default = activations, default
         self._tensors, self._parts = tensors, _parts(tensors)
 
@@ -115,7 +121,7 @@ class SavedLayers:
         """The size of a layer's tensors."""
         return _bytes(self._tensors, [f"{name}.{part}" for part in self._parts[name]])
 
-    def read(self, name: str, device: torch.device) -> torch.nn.Module:
+    def read(self, name: str, place: str, device: torch.device) -> torch.nn.Module:
         """A layer, whose tensors are moved to a device."""
         parts = {part: self._tensors.get(f"{name}.{part}") for part in sorted(self._parts[name])}
         try:
@@ -123,13 +129,33 @@ class SavedLayers:
             packed = {part: parts.pop(part) for part in PACKED_PARTS if part in parts}
             inputs = {part: parts.pop(part) for part in INPUT_PARTS if part in parts}
             weight = PackedWeight.from_tensors(metadata, packed).to(device)
-            activation = self._activations.get(name, self._default)
+            activation = self._activation_of(name, place)
             layer = QuantLinear(weight, parts.pop("bias", None), activation=activation, **inputs)
         except (UnsupportedError, ValueError, TypeError) as error:
             raise CheckpointError(f"{self._tensors.where}: {name} is damaged: {error}") from error
         if parts:
             raise CheckpointError(f"{self._tensors.where}: {name} has unknown parts {[*parts]}")
         return layer
+
+    def _activation_of(self, name: str, place: str) -> str | None:
+        """What a layer quantizes activations to; its name was that in the model that was saved.
+
+        A file may name it otherwise, and a part of a model or a larger one does too.
+        """
+        for known in (place, name):
+            if known in self._activations:
+                return self._activations[known]
+        longer = {
+            told
+            for known, told in self._activations.items()
+            if f".{known}".endswith(f".{place}") or f".{place}".endswith(f".{known}")
+        }
+        if len(longer) > 1:
+            raise CheckpointError(
+                f"{self._tensors.where}: several layers of the saved model end like {place}, and "
+                "quantize activations differently; possible: the class of model that was saved"
+            )
+        return longer.pop() if longer else self._default
 
 
 def _parts(tensors: TensorSource) -> dict[str, set[str]]:

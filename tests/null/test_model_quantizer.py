@@ -173,8 +173,9 @@ def test_layer_that_the_format_cannot_hold_is_skipped_when_asked() -> None:
         ((nn.Linear(4, 4).weight,), WrongTypeError, "Parameter"),
         ((Model(), "int5_gg"), UnsupportedError, "int5_gg"),
         ((Model(), "int8", "int8_tensor"), UnsupportedError, "known beforehand"),
+        ((Model(), None), UnsupportedError, "no string"),
     ],
-    ids=["a-layer", "a-tensor", "format", "activation"],
+    ids=["a-layer", "a-tensor", "format", "activation", "no-format"],
 )
 def test_refuses(arguments: tuple, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
@@ -189,8 +190,12 @@ def test_refuses(arguments: tuple, error: type[Exception], message: str) -> None
         {"skip": ("",)},
         {"unsupported": "no"},
         {"only": ("gat",)},
+        {"skip": None},
+        {"method": "nearest", "unsupported": "skip"},
+        {"device": "sim:t4"},
+        {"device": 3.5},
     ],
-    ids=["string", "number", "empty", "unsupported", "no-layer"],
+    ids=str,
 )
 def test_refuses_options_and_changes_nothing(options: dict) -> None:
     model = Model()
@@ -198,6 +203,78 @@ def test_refuses_options_and_changes_nothing(options: dict) -> None:
     with pytest.raises(UnsupportedError, match=next(iter(options))):
         quantize_model(model, **options)
     assert _kinds(model) == before
+
+
+def test_activations_that_no_layer_takes_are_no_fault_of_a_layer() -> None:
+    with pytest.raises(UnsupportedError, match="known beforehand"):
+        quantize_model(Model(), "int8", "int8_tensor", unsupported="skip")
+
+
+def test_name_that_skips_nothing_is_told() -> None:
+    model = Model(tied=False)
+    report = quantize_model(model, "int8", skip=("embedding", "gate", "mpl.*"))
+    assert report.notes == tuple(
+        f"skip: {entry!r} names no linear layer" for entry in ("embedding", "mpl.*")
+    )
+    assert "'mpl.*' names no linear layer" in str(report)
+    del model.lm_head
+    assert quantize_model(model, "int8").notes == ()
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_layers_whose_weight_others_look_at_are_called(norm_first: bool) -> None:
+    """torch's encoders multiply by the weights of their layers themselves where they can."""
+    layer = nn.TransformerEncoderLayer(SIZE, 2, WIDE, batch_first=True, norm_first=norm_first)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
+    report = quantize_model(model, "int8_g32")
+    assert report.quantized == tuple(f"layers.{i}.linear{j}" for i in (0, 1) for j in (1, 2))
+    called = []
+    for name, module in model.named_modules():
+        if isinstance(module, QuantLinear):
+            module.forward = lambda x, name=name, n=module.out_features: (
+                called.append(name) or x.new_zeros(*x.shape[:-1], n)
+            )
+    with torch.no_grad():
+        assert model(torch.ones(1, 3, SIZE)).shape == (1, 3, SIZE)
+    assert called == list(report.quantized)
+
+
+def test_weight_tells_what_modules_cast_to() -> None:
+    model = Model(tied=False).to(torch.bfloat16)
+    quantize_model(model, "int8")
+    layer = model.layers[0].gate
+    weight = layer.weight
+    assert (weight.shape, weight.device.type) == ((2, SIZE), "cpu")
+    assert weight.dtype == torch.bfloat16
+    assert model.half().layers[0].gate.weight.dtype == torch.float16
+    assert not isinstance(weight, torch.Tensor)
+    assert not hasattr(weight, "data")
+    assert "weight" not in layer.state_dict()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda weight: weight.data,
+        lambda weight: weight.float(),
+        lambda weight: weight @ torch.ones(SIZE),
+        lambda weight: nn.functional.linear(torch.ones(SIZE), weight),
+    ],
+)
+def test_weight_that_is_read_names_its_layer(read) -> None:
+    model = Model(tied=False)
+    quantize_model(model, "int8")
+    with pytest.raises(UnsupportedError, match=r"weight of layers\.1\.gate.*packed.*`skip`"):
+        read(model.layers[1].gate.weight)
+
+
+def test_dtype_of_packed_tensors_is_not_made_up() -> None:
+    packed = humming.pack(humming.quantize(torch.ones(SIZE, SIZE), "int8"))
+    layer = QuantLinear(packed)
+    with pytest.raises(UnsupportedError, match=r"dtype of the weight.*Cast the layer"):
+        layer.weight.dtype  # noqa: B018
+    assert layer.to(torch.float16).weight.dtype == torch.float16
+    assert QuantLinear(packed, activation="bf16").half().weight.dtype == torch.bfloat16
 
 
 def test_activations_and_mode_are_passed_on() -> None:
