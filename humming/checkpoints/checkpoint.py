@@ -23,8 +23,10 @@ _OF_ATTENTION = ("k_scale", "v_scale", "q_scale", "prob_scale", "output_scale")
 # quantized weight has.
 _WEIGHTS = ("weight", "qweight", "weight_packed")
 _BESIDE_WEIGHTS = ("qzeros", "g_idx", "weight_scale", "weight_scale_inv", "weight_zero_point")
-# Parts of names of tensors that change the numbers of a layer.
-_TELLING = ("weight", "scale", "zero", "idx", "perm", "lora", "rotation", "smooth", "bias")
+# Parts of names of tensors that change the numbers of a layer; and how names of those begin that
+# belong to activations, which a layer that reads none of them does not quantize by them.
+_TELLING = ("scale", "zero", "idx", "perm", "lora", "rotation", "smooth")
+_OF_ACTIVATIONS = ("input_", "output_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,13 +200,24 @@ class Checkpoint:
         left = [name for name in names if name not in asked.asked]
         if isinstance(weight := found.weight, QuantizedWeight):
             for name in left:
-                if any(telling in name.rpartition(".")[2] for telling in _TELLING):
+                if _changes_numbers(name, tensors):
                     raise CheckpointError(
                         f"{where}: the tensor {name} is not read with a weight {weight.spec} of "
                         f"{method.name}; possible: a checkpoint without it, if it is nothing"
                     )
         told = tuple(f"the tensor {name} is not used" for name in left)
         return replace(found, notes=found.notes + told)
+
+
+def _changes_numbers(name: str, tensors: TensorSource) -> bool:
+    """Whether a weight is another without this tensor, as far as its name tells."""
+    part = name.rpartition(".")[2]
+    if part in _WEIGHTS:
+        return True
+    if part.startswith(_OF_ACTIVATIONS) or not any(telling in part for telling in _TELLING):
+        return False
+    # Symmetric weights may come with the zero points that they do not have.
+    return "zero" not in part or bool(tensors.get(name).double().any())
 
 
 def _of_layer(names: Iterable[str]) -> tuple[str, ...]:

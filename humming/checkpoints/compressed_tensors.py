@@ -87,6 +87,9 @@ class _Group:
     why_not: str
 
 
+_ZEROS = (torch.int8, torch.int32, torch.int64)
+
+
 class CompressedTensors:
     """Reads checkpoints of compressed-tensors; see `Method`."""
 
@@ -190,6 +193,10 @@ class CompressedTensors:
     def read(self, module: str, decision: Decision, tensors: TensorSource) -> Linear:
         """The module, in the format that its tensors have."""
         parts = readable_parts(tensors, module, decision, self._where)
+        if parts.has("input_zero_point") and bool(parts.take("input_zero_point", _ZEROS).any()):
+            raise parts.error(
+                "input_zero_point", "is not 0", "Known scales of symmetric activations are read."
+            )
         if parts.has("weight_packed"):
             return self._read_packed(parts, decision)
         if is_plain(parts, "weight", ("weight_scale",)):

@@ -97,6 +97,43 @@ def test_what_changes_no_number_is_told(method: str, tmp_path: Path) -> None:
     assert f"the tensor {UP}.checksum is not used" in model.layer_notes[UP]
 
 
+@pytest.mark.parametrize(
+    ("part", "tensor"),
+    [
+        ("input_global_scale", torch.ones(1)),
+        ("output_scale_of_nobody", torch.ones(1)),
+        ("zero_point_of_nobody", torch.zeros(N, 1, dtype=torch.int64)),
+        ("weight_shape_of_nobody", torch.tensor([N, K])),
+    ],
+)
+@pytest.mark.parametrize("method", METHODS)
+def test_what_leaves_the_weight_as_it_is_is_told(
+    method: str, part: str, tensor: torch.Tensor, tmp_path: Path
+) -> None:
+    found = load_linear(written(tmp_path, method, {part: tensor}), UP)
+    assert f"the tensor {UP}.{part} is not used" in found.notes
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_zero_points_that_are_not_read_are_refused(method: str, tmp_path: Path) -> None:
+    zeros = torch.zeros(N, 1, dtype=torch.int8)
+    zeros[3] = 1
+    path = written(tmp_path, method, {"zero_point_of_nobody": zeros})
+    with pytest.raises(CheckpointError, match="zero_point_of_nobody is not read"):
+        load_linear(path, UP)
+
+
+@pytest.mark.parametrize("value", [0, 3])
+def test_zero_points_of_inputs(value: int, tmp_path: Path) -> None:
+    zero = torch.full((1,), value, dtype=torch.int8)
+    path = written(tmp_path, "compressed-tensors", {"input_zero_point": zero})
+    if value:
+        with pytest.raises(CheckpointError, match="input_zero_point is not 0"):
+            load_linear(path, UP)
+    else:
+        assert load_linear(path, UP).weight.shape == (N, K)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_scales_of_caches_are_the_models(method: str, tmp_path: Path) -> None:
     model = load_model(written(tmp_path, method, {"k_scale": torch.ones(1)}))
