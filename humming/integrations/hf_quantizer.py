@@ -17,6 +17,7 @@ from humming.integrations.transformers_api import ConversionOps, HfQuantizer
 from humming.model_quantizer import ModelReport, Places, linear_layers, unused_entries
 from humming.nn import QuantLinear
 from humming.packing import unpack
+from humming.places import place_of
 from humming.quantized_ops import problem_of
 
 
@@ -53,6 +54,8 @@ class HummingHfQuantizer(HfQuantizer):
     def validate_environment(self, *_: Any, device_map: Any = None, **__: Any) -> None:
         """Refuses what cannot be loaded, as soon as it is known."""
         places = set(map(str, device_map.values() if isinstance(device_map, Mapping) else ()))
+        for place in places - {"disk"}:
+            place_of("a model", f"cuda:{place}" if place.isdecimal() else place)
         if "disk" in places or ("cpu" in places and len(places) > 1):
             raise UnsupportedError(
                 f"a device_map with {', '.join(sorted(places))}",

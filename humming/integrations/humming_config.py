@@ -6,7 +6,7 @@ from typing import Any
 from humming.errors import UnsupportedError
 from humming.formats import ActivationSpec, WeightSpec
 from humming.integrations.transformers_api import QuantizationConfigMixin
-from humming.model_quantizer import check_names, check_unsupported
+from humming.model_quantizer import check_formats, check_names, check_unsupported
 from humming.quantizer import check_method
 
 METHOD = "humming"
@@ -43,6 +43,8 @@ class HummingConfig(QuantizationConfigMixin):
     ) -> None:
         check_unsupported(unsupported)
         check_method(method)
+        if weight is not None:
+            check_formats(weight, activation, method)
         self.quant_method = METHOD
         self.weight = None if weight is None else WeightSpec.parse(weight).name
         self.activation = None if activation is None else ActivationSpec.parse(activation).name
@@ -66,8 +68,9 @@ class HummingConfig(QuantizationConfigMixin):
             try:
                 config = cls(**values)
             except TypeError as error:
+                known = ", ".join(key for key in cls().to_dict() if key != "quant_method")
                 raise UnsupportedError(
-                    "a quantization_config of humming", str(error), "Save the model again."
+                    "a quantization_config of humming", str(error), f"Its keys are {known}."
                 ) from error
         else:
             config = cls(checkpoint=config_dict)

@@ -163,3 +163,23 @@ def test_module_that_reads_the_weight_itself_is_named() -> None:
     mixer = model.backbone.layers[0].mixer
     with pytest.raises(UnsupportedError, match=r"backbone\.layers\.0\.mixer\.dt_proj.*skip"):
         mixer.dt_proj.weight @ torch.ones(1)
+
+
+def test_activations_that_no_layer_takes_are_refused_at_once() -> None:
+    with pytest.raises(UnsupportedError, match="known beforehand"):
+        HummingConfig("int8", "int8_tensor")
+
+
+def test_unknown_key_of_a_configuration_tells_those_there_are() -> None:
+    with pytest.raises(UnsupportedError, match=r"weigth.*weight, activation, only"):
+        HummingConfig.from_dict({"quant_method": "humming", "weigth": "int8"})
+
+
+@pytest.mark.parametrize("place", ["cuda", 0, "cuda:1"])
+def test_absent_card_is_refused(
+    place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    _llama().save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedError, match=r"no CUDA device.*'cpu'"):
+        _load(tmp_path, "int8", device_map={"": place})
