@@ -479,6 +479,9 @@ def _check(
     asked = f"quantizing {str(x.dtype).removeprefix('torch.')} {list(x.shape)} to {spec}"
     if spec.granularity == "tensor" and scale is None:
         _refuse(asked, "its scale is known beforehand, and none is given", "Pass a scale.")
+    if spec.granularity == "tensor" and (zero is None) != spec.symmetric:
+        why = "a zero point is missing" if zero is None else "the format has no zero point"
+        _refuse(asked, why, "Pass a zero exactly with a format that ends in _asym.")
     if x.dtype not in SOURCE_DTYPES:
         _refuse(asked, "these are no activations", f"Possible: {', '.join(INPUTS)}.")
     if fuse not in FUSED:
@@ -488,6 +491,18 @@ def _check(
         _refuse(asked, "there is no last dimension of values", "Pass [..., K], K above 0.")
     if fuse == "silu_mul" and x.shape[-1] % 2:
         _refuse(asked, "silu_mul takes two halves of equal size", "Pass [..., 2K].")
+    given = {"scale": (scale, SCALE_TENSOR_DTYPES[spec.scale_dtype]), "zero": (zero, torch.int8)}
+    for name, (tensor, dtype) in given.items():
+        if tensor is None:
+            continue
+        if spec.granularity != "tensor":
+            _refuse(f"{asked} with a {name}", "it is found from the activations", "Pass None.")
+        if (tensor.numel(), tensor.dtype, tensor.device) != (1, dtype, x.device):
+            _refuse(
+                f"{asked} with a {name} of {tensor.dtype} {list(tensor.shape)} on {tensor.device}",
+                "the kernel reads one value of another type or device",
+                f"Pass {dtype} [1, 1] on {x.device}.",
+            )
     if second_scale is not None:
         if spec.second_scale == "none":
             why = "the format has no second scale"

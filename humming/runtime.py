@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._device import DeviceContext
 
 from humming import env, hookspecs, mapped, plugins, progress
 from humming.capability import DeviceCapabilities
@@ -452,23 +453,30 @@ def is_plain(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
     Then the detour through torch's dispatcher, which takes longer on the host than all the rest,
     can be left out.
     """
-    return x.is_cuda and not is_watched(x, *others)
+    return not torch.compiler.is_compiling() and x.is_cuda and not is_watched(x, *others)
 
 
-def is_watched(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
-    """Whether someone compiles, traces, transforms, counts or differentiates operators."""
-    return (
-        torch.compiler.is_compiling()
-        or type(x) is not torch.Tensor
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._len_torch_function_stack() > 0
+def is_watched(*tensors: torch.Tensor | None) -> bool:
+    """Whether someone traces, counts, transforms or differentiates what is done with tensors."""
+    if (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
         or torch._C._get_tracing_state() is not None
-        or torch._C._functorch.is_functorch_wrapped_tensor(x)
-        or (
-            torch.is_grad_enabled()
-            and (x.requires_grad or any(t is not None and t.requires_grad for t in others))
-        )
-    )
+        or (torch._C._len_torch_function_stack() and _functions_are_watched())
+    ):
+        return True
+    if not _ORDINARY.issuperset(map(type, tensors)):
+        return True
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors if t is not None)
+
+
+_ORDINARY = {torch.Tensor, torch.nn.Parameter, type(None)}
+
+
+def _functions_are_watched() -> bool:
+    """Whether a mode of torch's functions is more than the default device, which is one as well."""
+    modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
+    return any(not isinstance(mode, DeviceContext) for mode in modes)
 
 
 def check_place(caps: DeviceCapabilities, index: int, doing: str = "a product") -> None:

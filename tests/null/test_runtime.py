@@ -322,14 +322,19 @@ def _seen(how: str) -> list[bool]:
     elif how == "functionalize":
         torch.func.functionalize(look)(x)
     elif how == "subclass":
+        look(x.as_subclass(type("Mine", (torch.Tensor,), {})))
+    elif how == "parameter":
         look(torch.nn.Parameter(x, requires_grad=False))
+    elif how == "default device":
+        with torch.device("cpu"):
+            look(x)
     else:
         with {"function mode": Functions, "dispatch mode": Dispatches}[how]():
             look(x)
     return seen
 
 
-@pytest.mark.parametrize("how", ["nothing", "no grad"])
+@pytest.mark.parametrize("how", ["nothing", "no grad", "parameter", "default device"])
 def test_operators_that_nobody_looks_at(how: str) -> None:
     assert _seen(how) == [False]
 

@@ -85,9 +85,14 @@ def test_no_tokens_are_a_product_of_none(activation: str) -> None:
         ({"fuse": "tanh"}, "nobody has fused that"),
         ({"spec": "int8_tensor"}, "none is given"),
         ({"second_scale": torch.ones(1)}, "no second scale"),
+        ({"scale": torch.ones(1, 1)}, "found from the activations"),
+        ({"spec": "int8_tensor", "scale": torch.ones(2)}, "one value of another type"),
         ({"x": torch.ones(())}, "no last dimension"),
     ],
-    ids=["integers", "float64", "fuse", "scale", "second-scale", "scalar"],
+    ids=[
+        *("integers", "float64", "fuse", "no-scale", "second-scale"),
+        *("scale", "two-scales", "scalar"),
+    ],
 )
 def test_operators_called_directly_check_what_they_get(change: dict[str, Any], told: str) -> None:
     arguments = {"x": torch.randn(2, 128).half(), "spec": "int8", "fuse": "none"}
