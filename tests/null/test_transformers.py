@@ -292,6 +292,27 @@ def test_layer_that_is_placed_by_itself_keeps_its_hook(tmp_path: Path) -> None:
     assert isinstance(loaded.lm_head._hf_hook, hooks.AlignDevicesHook)
 
 
+@pytest.mark.parametrize("value", [0.0, 0.5])
+def test_biases_and_notes_of_a_checkpoint(value: float, tmp_path: Path) -> None:
+    """A bias of zeros that the model does not expect is none; what a layer contradicts is told."""
+    from safetensors.torch import load_file, save_file
+
+    pytest.importorskip("compressed_tensors")
+    _compressed(tmp_path, "W8A8")
+    file, name = tmp_path / "model.safetensors", "model.layers.0.mlp.up_proj"
+    tensors = load_file(file)
+    tensors[f"{name}.bias"] = torch.full((tensors[f"{name}.weight"].shape[0],), value)
+    tensors[f"{name}.checksum"] = torch.zeros(3)
+    save_file(tensors, file, {"format": "pt"})
+    with enable():
+        loaded = _load(tmp_path)
+    bias = loaded.get_submodule(name).bias
+    assert (bias is None) if value == 0 else bool((bias == value).all())
+    notes = loaded.hf_quantizer.report.notes
+    assert f"{name}: the tensor {name}.checksum is not used" in notes
+    assert any("it has one, the model none" in note for note in notes) == (value != 0)
+
+
 def test_layer_of_another_size_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("compressed_tensors")
     _compressed(tmp_path, "W4A16")
