@@ -31,7 +31,13 @@ from humming.quantize_kernel import (
     row_bytes,
     scale_columns,
 )
-from humming.quantized import SCALE_TENSOR_DTYPES, check_known_scale, check_number, unpack_bits
+from humming.quantized import (
+    SCALE_TENSOR_DTYPES,
+    check_known_scale,
+    check_number,
+    part_fault,
+    unpack_bits,
+)
 
 FUSED_NONE = "none"
 """What the operator takes where nothing is fused."""
@@ -102,17 +108,8 @@ class QuantizedActivation:
             check_known_scale(asked, "second scale", self.second_scale)
 
     def _check(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None) -> None:
-        tensor = getattr(self, name)
-        if dtype is None:
-            if tensor is not None:
-                raise self._refusal(name, "is given, but the format has none", "Pass None.")
-            return
-        expected = f"{dtype} {list(shape)} on {self.codes.device}"
-        if tensor is None:
-            raise self._refusal(name, "is missing", f"Pass {expected}.")
-        if (tuple(tensor.shape), tensor.dtype, tensor.device) != (shape, dtype, self.codes.device):
-            found = f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}"
-            raise self._refusal(name, f"is {found}", f"Pass {expected}.")
+        if fault := part_fault(self, name, shape, dtype):
+            raise self._refusal(name, *fault)
 
     def _refusal(self, name: str, why: str, possible: str) -> UnsupportedError:
         asked = f"quantized activations {self.spec} of shape {list(self.shape)}"

@@ -27,6 +27,7 @@ from humming.quantized import (
     check_parts,
     check_quantized,
     pack_bits,
+    part_fault,
     same_bits,
     unpack_bits,
 )
@@ -98,22 +99,13 @@ class PackedWeight:
         self._check("second_scale", second_shape, torch.float32 if second_shape else None)
 
     def _check(self, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype | None) -> None:
-        tensor = getattr(self, name)
-        asked = f"a packed weight {self.spec} of shape {list(self.shape)}"
-        if dtype is None:
-            if tensor is not None:
-                why = f"its {name} are given, but the format has none"
-                raise UnsupportedError(asked, why, "Pass None.")
-            return
-        expected = f"Pass {dtype} {list(shape or ())} on {self.codes.device}."
-        if tensor is None:
-            raise UnsupportedError(asked, f"its {name} are missing", expected)
-        if (tuple(tensor.shape), tensor.dtype, tensor.device) != (shape, dtype, self.codes.device):
-            found = f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}"
-            raise UnsupportedError(asked, f"its {name} are {found}", expected)
-        if not tensor.is_contiguous() or tensor.data_ptr() % _ALIGNMENT_BYTES:
-            why = f"its {name} are not contiguous from a multiple of {_ALIGNMENT_BYTES} bytes on"
-            raise UnsupportedError(asked, why, "Pass a clone() of them.")
+        tensor, fault = getattr(self, name), part_fault(self, name, shape, dtype)
+        if fault is None and tensor is not None and not _lies_straight(tensor):
+            why = f"are not contiguous from a multiple of {_ALIGNMENT_BYTES} bytes on"
+            fault = why, "Pass a clone() of them."
+        if fault:
+            asked = f"a packed weight {self.spec} of shape {list(self.shape)}"
+            raise UnsupportedError(asked, f"its {name} {fault[0]}", fault[1])
 
     def to(self, device: torch.device | str) -> "PackedWeight":
         """The same weight on another device; the tensors are shared if it is there already.
@@ -215,6 +207,11 @@ class PackedWeight:
             and mine.keys() == theirs.keys()
             and all(same_bits(tensor, theirs[name]) for name, tensor in mine.items())
         )
+
+
+def _lies_straight(tensor: torch.Tensor) -> bool:
+    """Whether kernels can read a tensor as it lies."""
+    return tensor.is_contiguous() and tensor.data_ptr() % _ALIGNMENT_BYTES == 0
 
 
 def pack(

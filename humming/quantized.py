@@ -187,17 +187,8 @@ class QuantizedWeight:
                 )
 
     def _check(self, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype | None) -> None:
-        tensor = getattr(self, name)
-        if dtype is None:
-            if tensor is not None:
-                raise self._refusal(name, "are given, but the format has none", "Pass None.")
-            return
-        expected = f"{dtype} {list(shape or ())} on {self.codes.device}"
-        if tensor is None:
-            raise self._refusal(name, "are missing", f"Pass {expected}.")
-        if (tuple(tensor.shape), tensor.dtype, tensor.device) != (shape, dtype, self.codes.device):
-            found = f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}"
-            raise self._refusal(name, f"are {found}", f"Pass {expected}.")
+        if fault := part_fault(self, name, shape, dtype):
+            raise self._refusal(name, *fault)
 
     def _refusal(self, name: str, why: str, possible: str) -> UnsupportedError:
         asked = f"a quantized weight {self.spec} of shape {list(self.shape)}"
@@ -363,6 +354,30 @@ def check_known_scale(asked: str, name: str, scale: torch.Tensor) -> None:
     if wrong:
         why = f"its {name} is {wrong[0]}, and codes are values divided by it"
         raise UnsupportedError(asked, why, "Pass a positive number.")
+
+
+def part_fault(
+    whole: Any, name: str, shape: tuple[int, ...] | None, dtype: torch.dtype | None
+) -> tuple[str, str] | None:
+    """Why a tensor of a weight or of activations is not what their format says, and what would be.
+
+    Args:
+        whole: what has the tensor, and `codes` on whose device it is to be.
+        name: the attribute.
+        shape, dtype: of the tensor; dtype None where the format has none.
+
+    Returns:
+        None where it is that, and else the last two parts of an `UnsupportedError`.
+    """
+    tensor, device = getattr(whole, name), whole.codes.device
+    if dtype is None:
+        return None if tensor is None else ("are given, but the format has none", "Pass None.")
+    if tensor is None:
+        return "are missing", f"Pass {dtype} {list(shape or ())} on {device}."
+    if (tuple(tensor.shape), tensor.dtype, tensor.device) == (shape, dtype, device):
+        return None
+    found = f"are {tensor.dtype} {list(tensor.shape)} on {tensor.device}"
+    return found, f"Pass {dtype} {list(shape or ())} on {device}."
 
 
 def check_parts(weight: Any) -> None:

@@ -163,7 +163,7 @@ def test_activations_check_themselves() -> None:
         ({"scales": torch.ones(3, 2)[:, :1]}, "not contiguous"),
         ({"zeros": torch.zeros(3, 1, dtype=torch.int8)}, "the format has none"),
         ({"second_scale": torch.ones(1)}, "the format has none"),
-        ({"spec": ActivationSpec.parse("int8_asym")}, "zeros is missing"),
+        ({"spec": ActivationSpec.parse("int8_asym")}, "zeros are missing"),
         ({"spec": ActivationSpec.parse("bf16")}, "no codes"),
         ({"shape": (3, 0)}, "empty"),
         (
