@@ -125,12 +125,17 @@ def _rounded(
     return numbers.view(x.shape).to(x.dtype)
 
 
-def test_example_of_the_documents_works_as_pasted(tmp_path: Path) -> None:
+def test_examples_of_the_documents_work_as_pasted_in_turn(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     text = (Path(__file__).parents[2] / "docs" / "transformers.md").read_text()
-    example = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[0]
+    examples = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert len(examples) > 1
     done = subprocess.run(
-        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-c", "\n".join(examples)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "7 linear layers quantized, 1 left\n  lm_head: 'lm_head' is to be skipped" in done.stdout
