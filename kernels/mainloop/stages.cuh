@@ -207,7 +207,7 @@ struct BoxedStages {
       const int column = stage * C::kBlockK + box * kBoxK, row = first_token + rank * kShare;
       if constexpr (kClustered) {
         C::Mover::template shared_box<C::kClusterN>(to, p.x_map, column, row, barrier,
-                                                         first_neighbour());
+                                                    first_neighbour());
       } else {
         C::Mover::box(to, p.x_map, column, row, barrier);
       }
