@@ -171,8 +171,8 @@ def test_activations_that_no_layer_takes_are_refused_at_once() -> None:
 
 
 def test_unknown_key_of_a_configuration_tells_those_there_are() -> None:
-    with pytest.raises(UnsupportedError, match=r"weigth.*weight, activation, only"):
-        HummingConfig.from_dict({"quant_method": "humming", "weigth": "int8"})
+    with pytest.raises(UnsupportedError, match=r"wght.*weight, activation, only"):
+        HummingConfig.from_dict({"quant_method": "humming", "wght": "int8"})
 
 
 @pytest.mark.parametrize("place", ["cuda", 0, "cuda:1"])
