@@ -24,9 +24,9 @@ STAGE_US = 0.06
 # A reduction over split K: a barrier through memory; and bytes of partial sums, which are written,
 # read and waited for, at a third of the memory's bandwidth.
 SPLIT_K_US, PARTIALS_SHARE = 1.15, 0.33
-# The same in the shared memory of a cluster: two barriers and the latency of reading there. Not
-# measured: tiles of this kind are left to `humming tune`.
-CLUSTER_K_US = 0.7
+# The same in the shared memory of a pair of CTAs: two barriers, and reading far away (the mean of 18
+# timings at 16 and 64 tokens, whose spread is as large).
+CLUSTER_K_US = 1.7
 # Share of the bandwidth that copies reach; an SM gets more where others are idle.
 BANDWIDTH_SHARE, LEAST_ACTIVE = 0.96, 0.3
 # Copies through registers hold fewer bytes under way: 23 us where asynchronous ones took 18.

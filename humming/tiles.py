@@ -224,11 +224,16 @@ def candidates(
     caps: DeviceCapabilities,
     m_range: tuple[int, int | None],
 ) -> list[TileConfig]:
-    """The tiles that fit a lowering on a device, for M in a range; empty where none does."""
-    shapes = _warpgroup_shapes if lowering.has_producer else _shapes
-    return [
-        tile for tile in shapes(problem, lowering, m_range) if fits(tile, problem, lowering, caps)
-    ]
+    """The tiles that fit a lowering on a device, for M in a range; empty where none does.
+
+    Pairs of parts of K are clusters: they add faster than through a workspace (docs/benchmarks.md).
+    Larger clusters leave SMs idle wherever they do not divide those of a GPC.
+    """
+    found = []
+    for tile in _tiles(problem, lowering, m_range):
+        pair = in_memory_of_cluster(tile) if tile.split_k == 2 else tile
+        found += [t for t in (pair, tile) if fits(t, problem, lowering, caps)][:1]
+    return found
 
 
 def measurable(
@@ -237,16 +242,16 @@ def measurable(
     caps: DeviceCapabilities,
     m_range: tuple[int, int | None],
 ) -> list[TileConfig]:
-    """The candidates, and those in clusters along N or K, whose worth only a clock tells."""
+    """The candidates, and others with or without clusters, whose worth only a clock tells."""
     found = []
-    for tile in candidates(problem, lowering, caps, m_range):
+    for tile in _tiles(problem, lowering, m_range):
         tiles_n = -(-problem.n // tile.block_n)
         along_n = [
             replace(tile, cluster_n=cluster)
             for cluster in CLUSTERS
             if cluster <= tiles_n and tile.block_m % (8 * cluster) == 0
         ]
-        found += [tile, *along_n]
+        found += along_n
         found += [
             in_memory_of_cluster(tile)
             for tile in along_n
@@ -274,6 +279,14 @@ def why_no_tile(problem: GemmProblem, caps: DeviceCapabilities) -> str:
 def holds_group(group: int) -> bool:
     """Whether some tile has room for scales per `group` values of K; 0 is one scale for all."""
     return any(_divide_k(BRICK_K * bricks, BRICK_K * bricks, group) for bricks in _BRICKS)
+
+
+def _tiles(
+    problem: GemmProblem, lowering: Lowering, m_range: tuple[int, int | None]
+) -> Iterator[TileConfig]:
+    """Tiles of a mainloop, whether they fit or not."""
+    shapes = _warpgroup_shapes if lowering.has_producer else _shapes
+    return shapes(problem, lowering, m_range)
 
 
 def _shapes(

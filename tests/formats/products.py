@@ -17,6 +17,8 @@ from humming.quantized import QuantizedWeight, decode, decode_scales, pack_bits
 from humming.runtime import Operands, TokenScales
 
 _ROW_BYTES = 16
+# A normal number of that type, which times the largest code is no number beyond float16.
+_E4M3_SCALE = 2.0**-6
 
 CODES = (
     *(f"int{bits}" for bits in range(1, 9)),
@@ -104,7 +106,11 @@ def random_weight(spec: WeightSpec, n: int, k: int, device: str = "cpu") -> Quan
     dense = torch.randn(n, k, device=device) + 0.3 * torch.rand(n, 1, device=device)
     if spec.dtype.kind == "uint" and spec.zero_point == "none":
         dense = dense.abs()
-    return humming.quantize(dense * k**-0.5, spec)
+    size = k**-0.5
+    if spec.scale_dtype == "float8e4m3" and spec.second_scale == "none":
+        # Its scales have few exponents: weights are as large as such scales can make them.
+        size = max(size, spec.dtype.max * _E4M3_SCALE)
+    return humming.quantize(dense * size, spec)
 
 
 def operands_of(plan: KernelPlan, weight: QuantizedWeight, bias: torch.Tensor | None) -> Operands:
