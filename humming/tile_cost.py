@@ -17,15 +17,16 @@ from humming.lowering import ACCUMULATOR, OPERAND, Lowering, scale_step, weight_
 from humming.problem import GemmProblem
 from humming.tiles import TileConfig
 
-# Launch, pipeline fill, epilogue; with dependent launch half a microsecond of it is hidden.
-FIXED_US, FIXED_DEPENDENT_US = 3.0, 2.45
-# Barrier and latencies of one pipeline stage.
-STAGE_US = 0.06
+# Launch and epilogue; with dependent launch most of it is hidden (60 timings of 1 and 16 tokens).
+FIXED_US, FIXED_DEPENDENT_US = 2.5, 0.3
+# Of the time that the first stages of all CTAs take to arrive, what passes before the first one is
+# multiplied. Fewer and smaller stages begin sooner.
+FILL_SHARE = 0.85
 # A reduction over split K: a barrier through memory; and bytes of partial sums, which are written,
 # read and waited for, at a third of the memory's bandwidth.
 SPLIT_K_US, PARTIALS_SHARE = 1.15, 0.33
-# The same in the shared memory of a pair of CTAs: two barriers, and reading far away (the mean of 18
-# timings at 16 and 64 tokens, whose spread is as large).
+# The same in the shared memory of a pair of CTAs: two barriers, and reading far away (the mean of
+# 18 timings at 16 and 64 tokens, whose spread is as large).
 CLUSTER_K_US = 1.7
 # Share of the bandwidth that copies reach; an SM gets more where others are idle.
 BANDWIDTH_SHARE, LEAST_ACTIVE = 0.96, 0.3
@@ -46,18 +47,21 @@ STAGE_INSTRUCTIONS, COPY_INSTRUCTIONS, LDMATRIX_SLOTS, SCALE_TILE_SLOTS = 76.0, 
 PLAIN_SCALE_INSTRUCTIONS = 4.0
 # Of two terms the shorter one shows in part behind the longer: MMA and issue, both and copies.
 ISSUE_MMA_LOSS, MEMORY_LOSS = 0.68, 0.11
-# Of warpgroups, whose MMA runs beside the warps, fitted to 104 timings of int4_g128_sbf16 x
-# bfloat16 at N = K = 8192 on an H200 (1 to 4096 tokens; the tiles picked are on average 6 % slower
-# than the fastest ones timed): what shows of the shorter term where a scheduler has one warp, the
-# share of the rate that products reach, barriers and the first copies, and warp instructions per
-# stage and warp and per 16 x 16 fragment, which stand for latencies too.
-ASYNCHRONOUS_LOSS, ASYNCHRONOUS_RATE_SHARE, WARPGROUP_US = 0.66, 0.92, 2.2
-WARPGROUP_STAGE_INSTRUCTIONS, FRAGMENT_INSTRUCTIONS = 5.0, 16.5
-# Sums that are scaled into others, per value and lane; results that leave through shared memory;
-# what boxes draw from L2.
-FLUSH_SLOTS, STORED_BYTES_PER_CLOCK, BOXES_L2_BYTES_PER_CLOCK = 0.6, 200.0, 150.0
+# Of warpgroups, whose MMA runs beside the warps, fitted to 215 timings on an H200: int4_g128_sbf16
+# x bfloat16, 8 x 8 bits, int4 x int8 and mxfp4 x fp8 at N = K = 8192 and others, 16 to 4096 tokens
+# (the tiles picked are on average 4 % slower than the fastest ones timed, the times right within
+# 12 %).
+# What shows of the shorter term where a scheduler has one warp, the share of the rate that products
+# reach (less with codes that are operands as they are: 8 bits of either come from shared memory),
+# barriers and the first copies, and warp instructions per stage and warp and per 16 x 16 fragment,
+# which is made or read; they stand for latencies too.
+ASYNCHRONOUS_LOSS, WARPGROUP_US = 0.74, 2.95
+ASYNCHRONOUS_RATE_SHARE, STORED_RATE_SHARE = 0.91, 0.7
+WARPGROUP_STAGE_INSTRUCTIONS, FRAGMENT_INSTRUCTIONS, READ_INSTRUCTIONS = 5.0, 21.0, 6.0
+# Sums that are scaled into others, per value and lane; results that leave through shared memory.
+FLUSH_SLOTS, STORED_BYTES_PER_CLOCK = 1.7, 200.0
 # A warpgroup alone has no other to multiply while it waits for barriers and fragments.
-SINGLE_WARPGROUP = 1.18
+SINGLE_WARPGROUP = 1.2
 # A scheduler with few warps waits; a warp with several row blocks waits less.
 WAITING, ROW_BLOCK_RELIEF = 0.64, 0.34
 # Shared memory of each CTA that the system takes.
@@ -127,8 +131,9 @@ def tile_cost(
     in_flight = together * (tile.num_stages - 1) * stage_bytes / LATENCY_US
     drawn = min(share, in_flight) * MOVER_SHARE.get(lowering.mover, 1.0)
     memory_us = (stage_bytes - x_bytes) / drawn
-    l2_bytes = BOXES_L2_BYTES_PER_CLOCK if lowering.has_producer else L2_BYTES_PER_CLOCK
-    memory_us += x_bytes / (l2_bytes * rates.clocks_per_us)
+    # Boxes come from L2 beside those from memory: multicast, which halves them, gains nothing.
+    if not lowering.has_producer:
+        memory_us += x_bytes / (L2_BYTES_PER_CLOCK * rates.clocks_per_us)
     memory_us *= waves * stages
 
     warps = tile.threads / LANES
@@ -137,7 +142,9 @@ def tile_cost(
     issue_us = waves * stages * issue / (SCHEDULERS * rates.clocks_per_us)
     ops = 2.0 * tile.block_n * tile.block_m * tile.block_k * stages
     mma_us = waves * ops / (rates.ops_per_us / rates.sms)
-    mma_us /= ASYNCHRONOUS_RATE_SHARE if lowering.has_producer else 1.0
+    if lowering.has_producer:
+        stored = _as_stored(problem, lowering, caps)
+        mma_us /= STORED_RATE_SHARE if stored else ASYNCHRONOUS_RATE_SHARE
 
     per_scheduler = min(together * warps / SCHEDULERS, 16.0)
     row_blocks = tile.block_n // 16 // tile.warps_n
@@ -152,7 +159,8 @@ def tile_cost(
 
     overhead_us = FIXED_DEPENDENT_US if "griddepcontrol" in caps.features else FIXED_US
     if not lowering.has_producer:
-        overhead_us += STAGE_US * stages * ceil(waves / together)
+        ahead = (tile.num_stages - 1) * stage_bytes * min(ctas, rates.sms)
+        overhead_us += FILL_SHARE * ahead / rates.bytes_per_us
     else:
         stored = 4.0 * tile.block_n * tile.block_m * ceil(waves / together)
         overhead_us += WARPGROUP_US + stored / (STORED_BYTES_PER_CLOCK * rates.clocks_per_us)
@@ -204,11 +212,18 @@ def _warpgroup_stage_slots(
     """Issue slots of one stage of one CTA of warpgroups; copies and MMA take none of theirs."""
     values = tile.block_n * tile.block_k
     slots = SLOTS_PER_INSTRUCTION * _converting(problem, lowering, caps, tile)[0]
-    slots += FRAGMENT_INSTRUCTIONS * values / (16 * lowering.mma.shape[2])
+    stored = _as_stored(problem, lowering, caps)
+    fragment = READ_INSTRUCTIONS if stored else FRAGMENT_INSTRUCTIONS
+    slots += fragment * values / (16 * lowering.mma.shape[2])
     slots += WARPGROUP_STAGE_INSTRUCTIONS * tile.warps_n
     if lowering.partial_k(problem):
         slots += FLUSH_SLOTS * _scaled_sums(problem, lowering, tile) / LANES
     return slots
+
+
+def _as_stored(problem: GemmProblem, lowering: Lowering, caps: DeviceCapabilities) -> bool:
+    """Whether codes of weights are operands as they are."""
+    return weight_values(problem, lowering, caps) == 0
 
 
 def _converting(

@@ -13,6 +13,8 @@ from humming.plugins import capabilities
 from humming.problem import GemmProblem
 from humming.tile_cost import resident_ctas
 
+SMALL = {"block_n": 64, "warps_n": 4, "warps_k": 1, "num_stages": 2, "split_k": 1, "cluster_k": 1}
+
 
 def _plan(n=8192, k=8192, m=1, device="h200", text="int4_g128 x bf16"):
     caps = capabilities(device)
@@ -30,7 +32,7 @@ def test_a_grid_of_one_wave_has_its_sms_for_itself(n):
 
 def test_a_grid_that_does_not_fill_the_room_of_all_sms_tells_late():
     caps, plan = _plan(n=57344)
-    tile = replace(plan.tile, block_n=64, warps_n=4, warps_k=1, num_stages=2, split_k=1, cluster_k=1)
+    tile = replace(plan.tile, **SMALL)
     overlap = overlap_of(plan.problem, plan.lowering, caps, tile, 8)
     resident = resident_ctas(plan.problem, plan.lowering, caps, tile)
     assert resident > 1
@@ -46,7 +48,7 @@ def test_a_tile_that_fills_an_sm_tells_early_at_any_number_of_tokens():
 
 def test_ctas_that_cannot_keep_others_from_their_sm_tell_late():
     caps, plan = _plan(n=1024)
-    tile = replace(plan.tile, block_n=64, warps_n=4, warps_k=1, num_stages=2, split_k=1, cluster_k=1)
+    tile = replace(plan.tile, **SMALL)
     arguments = plan.problem, plan.lowering, caps, tile, 8
     assert overlap_of(*arguments).early_ctas == 0
     for limit in (64 * 1024, None):

@@ -69,7 +69,7 @@ def _compiled(key: str = "0" * 64) -> CompiledKernel:
 
 def _plan(split_k: int = 1, m_range: tuple[int, int | None] = M_RANGES[1]) -> KernelPlan:
     plan = compose(PROBLEM, plugins.capabilities("h200"), m_range)
-    return replace(plan, tile=replace(plan.tile, split_k=split_k))
+    return replace(plan, tile=replace(plan.tile, split_k=split_k, cluster_k=1))
 
 
 def _tensors(m: int) -> tuple[torch.Tensor, Operands, torch.Tensor]:
