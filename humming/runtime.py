@@ -24,11 +24,12 @@ from humming.problem import GemmProblem
 # GemmParams of kernels/params.cuh: 13 addresses, 2 strides, then m, n, k, scales of a token and
 # whether dependents start early, and padding.
 _PARAMS = struct.Struct("<15q5i4x")
-# Where the tensor map of MappedGemmParams lies.
+# The tensor maps of MappedGemmParams, and what lies before them.
 _TENSOR_MAP_BYTES = 128
-# Tensor maps that a kernel keeps: activations of a captured or compiled model return to the same
-# addresses.
-_KEPT_MAPS = 256
+_MAPS_PADDING = bytes(-_PARAMS.size % mapped.PARAMS_ALIGN_BYTES)
+# Matrices whose tensor maps a kernel keeps, of activations and of weights each: those of a model
+# return to the same addresses.
+_KEPT_MAPS = 4096
 _HOOK = "humming_runtime"
 # Tiles along tokens: grids are narrow in y, and tiles are numbered in 32 bits with a sign.
 _MAX_GRID_Y = 65535
@@ -175,7 +176,8 @@ class Kernel:
         self._partials_bytes = 4 * tile.block_n * tile.block_m * tile.split_k  # a tile
         self._pdl = plan.pdl and env.dependent_launch()
         self._mapped, self._map_of = plan.lowering.has_producer, device.tensor_map
-        self._maps: dict[tuple[int, ...], bytes] = {}
+        self._token_maps: dict[tuple[int, ...], bytes] = {}
+        self._weight_maps: dict[tuple[int, ...], bytes] = {}
 
     def launch(
         self,
@@ -282,21 +284,33 @@ class Kernel:
 
     def _maps_of(self, x: torch.Tensor, m: int, codes: int, scales: int, zeros: int) -> bytes:
         """What follows the parameters of a kernel whose operands a copy engine reads."""
+        # Apart, for layers of one shape share a kernel, and their tokens the places torch gives.
         tokens = (x.data_ptr(), x.stride(0) * x.element_size(), m, x.shape[1], x.element_size())
-        key = (*tokens, codes, scales, zeros)
-        made = self._maps.get(key)
-        if made is None:
-            matrices = (
-                mapped.tokens_matrix(self.plan, *tokens),
-                *mapped.weight_matrices(self.plan, codes, scales, zeros),
-            )
-            made = bytes(-_PARAMS.size % mapped.PARAMS_ALIGN_BYTES)
-            for matrix in matrices:
-                made += bytes(_TENSOR_MAP_BYTES) if matrix is None else self._map_of(matrix)
-            if len(self._maps) >= _KEPT_MAPS:
-                self._maps.clear()
-            self._maps[key] = made
-        return made
+        of_tokens = self._token_maps.get(tokens)
+        if of_tokens is None:
+            matrix = mapped.tokens_matrix(self.plan, *tokens)
+            of_tokens = _keep(self._token_maps, tokens, self._encode([matrix]))
+        weight = codes, scales, zeros
+        of_weight = self._weight_maps.get(weight)
+        if of_weight is None:
+            matrices = mapped.weight_matrices(self.plan, *weight)
+            of_weight = _keep(self._weight_maps, weight, self._encode(matrices))
+        return _MAPS_PADDING + of_tokens + of_weight
+
+    def _encode(self, matrices: Iterable[hookspecs.MappedMatrix | None]) -> bytes:
+        """Maps one behind the other; zeros where there is no matrix."""
+        return b"".join(
+            bytes(_TENSOR_MAP_BYTES) if matrix is None else self._map_of(matrix)
+            for matrix in matrices
+        )
+
+
+def _keep(maps: dict[tuple[int, ...], bytes], key: tuple[int, ...], made: bytes) -> bytes:
+    """Keeps what was made; where it is too much, of the rest nothing."""
+    if len(maps) >= _KEPT_MAPS:
+        maps.clear()
+    maps[key] = made
+    return made
 
 
 class Gemm:

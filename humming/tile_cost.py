@@ -143,8 +143,8 @@ def tile_cost(
     ops = 2.0 * tile.block_n * tile.block_m * tile.block_k * stages
     mma_us = waves * ops / (rates.ops_per_us / rates.sms)
     if lowering.has_producer:
-        stored = _as_stored(problem, lowering, caps)
-        mma_us /= STORED_RATE_SHARE if stored else ASYNCHRONOUS_RATE_SHARE
+        as_stored = _as_stored(problem, lowering, caps)
+        mma_us /= STORED_RATE_SHARE if as_stored else ASYNCHRONOUS_RATE_SHARE
 
     per_scheduler = min(together * warps / SCHEDULERS, 16.0)
     row_blocks = tile.block_n // 16 // tile.warps_n
@@ -212,8 +212,8 @@ def _warpgroup_stage_slots(
     """Issue slots of one stage of one CTA of warpgroups; copies and MMA take none of theirs."""
     values = tile.block_n * tile.block_k
     slots = SLOTS_PER_INSTRUCTION * _converting(problem, lowering, caps, tile)[0]
-    stored = _as_stored(problem, lowering, caps)
-    fragment = READ_INSTRUCTIONS if stored else FRAGMENT_INSTRUCTIONS
+    as_stored = _as_stored(problem, lowering, caps)
+    fragment = READ_INSTRUCTIONS if as_stored else FRAGMENT_INSTRUCTIONS
     slots += fragment * values / (16 * lowering.mma.shape[2])
     slots += WARPGROUP_STAGE_INSTRUCTIONS * tile.warps_n
     if lowering.partial_k(problem):

@@ -14,7 +14,7 @@ from humming import plugins, runtime
 from humming.compiler import CompiledKernel
 from humming.composer import M_RANGES, KernelPlan, compose
 from humming.errors import UnsupportedError
-from humming.hookspecs import Image
+from humming.hookspecs import Image, MappedMatrix
 from humming.problem import GemmProblem
 from humming.runtime import Gemm, Kernel, Operands, Workspaces
 
@@ -34,6 +34,7 @@ class FakeRuntime:
     loads: list[str] = field(default_factory=list)
     launches: list[tuple[Any, ...]] = field(default_factory=list)
     allocated: list[tuple[int, int]] = field(default_factory=list)
+    mapped: list[MappedMatrix] = field(default_factory=list)
     failures: int = 0
 
     def load(self, image: Image, entry: str, smem_bytes: int, device_index: int) -> "FakeRuntime":
@@ -42,6 +43,10 @@ class FakeRuntime:
 
     def launch(self, *arguments: Any) -> None:
         self.launches.append(arguments)
+
+    def tensor_map(self, matrix: MappedMatrix) -> bytes:
+        self.mapped.append(matrix)
+        return struct.pack("<q120x", matrix.address)
 
     def allocate(self, size_bytes: int, device_index: int = 0) -> int:
         if self.failures:
@@ -120,6 +125,28 @@ def test_kernel_is_handed_addresses_strides_and_sizes(fake: FakeRuntime) -> None
         "x_groups": 0,
         "early": 1,
     }
+
+
+def test_layers_that_share_a_kernel_map_weights_once_and_tokens_once(fake: FakeRuntime) -> None:
+    kernel = Kernel(_plan(m_range=M_RANGES[4]), 0, _compiled())
+    assert kernel.plan.lowering.has_producer
+    layers = [Operands(*(torch.empty(8) for _ in range(5))) for _ in range(300)]
+    tokens = [_tensors(64)[0] for _ in range(3)]
+    out = _tensors(64)[2]
+    for _ in range(2):
+        for operands in layers:
+            for x in tokens:
+                kernel.launch(x, operands, out, 0)
+    staged = [kernel.plan.tile.staged_bytes(PROBLEM, kernel.plan.lowering)[0] > 0, True]
+    assert len(fake.mapped) == len(layers) * sum(staged) + len(tokens)
+    # One behind the other: tokens, codes, scales, and zeros that are none.
+    *_, launch = fake.launches
+    maps = [launch[2][-size:][:8] for size in (512, 384, 256, 128)]
+    addresses = [struct.unpack("<q", part)[0] for part in maps]
+    last = layers[-1]
+    assert addresses[:2] == [tokens[-1].data_ptr(), last.codes.data_ptr()]
+    assert addresses[2] == (last.scales.data_ptr() if staged[0] else 0)
+    assert addresses[3] == 0
 
 
 def test_absent_operands_are_null(fake: FakeRuntime) -> None:
