@@ -19,15 +19,17 @@ from humming.tiles import TileConfig
 
 # Launch and epilogue; with dependent launch most of it is hidden (60 timings of 1 and 16 tokens).
 FIXED_US, FIXED_DEPENDENT_US = 2.5, 0.3
+# Barrier and latencies of one pipeline stage.
+STAGE_US = 0.05
 # Of the time that the first stages of all CTAs take to arrive, what passes before the first one is
 # multiplied. Fewer and smaller stages begin sooner.
-FILL_SHARE = 0.85
+FILL_SHARE = 0.9
 # A reduction over split K: a barrier through memory; and bytes of partial sums, which are written,
 # read and waited for, at a third of the memory's bandwidth.
 SPLIT_K_US, PARTIALS_SHARE = 1.15, 0.33
 # The same in the shared memory of a pair of CTAs: two barriers, and reading far away (the mean of
 # 18 timings at 16 and 64 tokens, whose spread is as large).
-CLUSTER_K_US = 1.7
+CLUSTER_K_US, CLUSTER_BYTES_PER_CLOCK = 1.3, 25.0
 # Share of the bandwidth that copies reach; an SM gets more where others are idle.
 BANDWIDTH_SHARE, LEAST_ACTIVE = 0.96, 0.3
 # Copies through registers hold fewer bytes under way: 23 us where asynchronous ones took 18.
@@ -159,13 +161,15 @@ def tile_cost(
 
     overhead_us = FIXED_DEPENDENT_US if "griddepcontrol" in caps.features else FIXED_US
     if not lowering.has_producer:
+        overhead_us += STAGE_US * stages * ceil(waves / together)
         ahead = (tile.num_stages - 1) * stage_bytes * min(ctas, rates.sms)
         overhead_us += FILL_SHARE * ahead / rates.bytes_per_us
     else:
         stored = 4.0 * tile.block_n * tile.block_m * ceil(waves / together)
         overhead_us += WARPGROUP_US + stored / (STORED_BYTES_PER_CLOCK * rates.clocks_per_us)
     if tile.cluster_k > 1:
-        overhead_us += CLUSTER_K_US
+        read = 4.0 * tile.block_n * tile.block_m
+        overhead_us += CLUSTER_K_US + read / (CLUSTER_BYTES_PER_CLOCK * rates.clocks_per_us)
     elif tile.split_k > 1:
         partials = 8.0 * tile.split_k * problem.n * tiles_m * tile.block_m
         overhead_us += SPLIT_K_US + partials / (rates.bytes_per_us * PARTIALS_SHARE)
