@@ -91,8 +91,9 @@ def readme(dense: dict[str, Any], formats: dict[str, Any], real: dict[str, Any])
         lines.append(f"| {n} x {k} | " + " | ".join(cells) + f" | {floor:.1f} |")
     lines += [
         "",
-        "Kernels have changed since this table and the next one were measured: launches of small",
-        "products overlap now, and those of many tokens sum in halves and store whole tiles.",
+        "Kernels have changed since this table was measured: launches of small products overlap",
+        "now, and two parts of K are summed in the shared memory of a cluster. The next table has",
+        "both; a few of its kernels for 1, 16 and 256 tokens have been given other tiles since.",
         "",
         *format_table(formats),
     ]
@@ -173,7 +174,8 @@ def page(
         f"{host['quant_linear_us']:.1f} µs, with activations quantized to int8 or fp8 in the call "
         f"{host['quant_linear_int8_us']:.1f} and {host['quant_linear_fp8_us']:.1f} µs, "
         f"`torch.nn.Linear` {host['torch_linear_us']:.1f} µs.",
-        "- Compiling a kernel, without a cache:",
+        "- Compiling a kernel, without a cache, in a run before results left in one pass, which",
+        "  has since halved what large tiles take:",
         "",
         "| M | tile | seconds |",
         "|---|---|---|",
