@@ -3,6 +3,7 @@
 import difflib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from humming.checkpoints.decisions import Decision, Linear
@@ -29,7 +30,7 @@ _TELLING = ("scale", "zero", "idx", "perm", "lora", "rotation", "smooth")
 _OF_ACTIVATIONS = ("input_", "output_")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Checkpoint:
     """A quantized model in files.
 
@@ -84,9 +85,9 @@ class Checkpoint:
         config, where = found or ({}, "")
         return cls(path, where, method_of(config, where) if found else None, tensors)
 
-    @property
+    @cached_property
     def notes(self) -> tuple[str, ...]:
-        """What is to be known of all modules."""
+        """What is to be known of all modules, as files are when it is asked first."""
         if self.method is None:
             return ()
         folder = self.path if self.path.is_dir() else self.path.parent
@@ -137,6 +138,10 @@ class Checkpoint:
         is_packed = self.tensors.dtype(weight) not in FLOATS
         return not is_packed or self.decide(module).action == "plain"
 
+    def notes_of(self, linear: Linear) -> tuple[str, ...]:
+        """Of what is to be known of a module that was read, what is not so of all."""
+        return tuple(note for note in linear.notes if note not in self.notes)
+
     def notes_on_tensors(self, owned: Collection[str]) -> tuple[str, ...]:
         """Where the tensors are not what the configuration says, of `quantized_modules()`."""
         if self.method is None:
@@ -175,8 +180,7 @@ class Checkpoint:
             found = self.method.read(module, decision, self.tensors)
         else:
             found = self._read_whole(self.method, module, decision, self.tensors)
-        general = tuple(note for note in self.notes if note not in found.notes)
-        return replace(found, notes=general + found.notes)
+        return replace(found, notes=tuple(dict.fromkeys(self.notes + found.notes)))
 
     def _read_whole(
         self, method: Method, module: str, decision: Decision, tensors: TensorSource

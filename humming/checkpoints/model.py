@@ -119,7 +119,7 @@ def _of_checkpoint(
 
     def linear(name: str) -> Linear:
         found = checkpoint.read(name)
-        if told := tuple(note for note in found.notes if note not in checkpoint.notes):
+        if told := checkpoint.notes_of(found):
             layer_notes[name] = told
         return found
 

@@ -215,7 +215,7 @@ def _read(checkpoint: "Checkpoint", row: dict[str, Any], products: Products | No
     row["bytes"] = weight.nbytes
     row["bits_per_weight"] = 8 * weight.nbytes / (weight.shape[0] * weight.shape[1])
     row["reordered"] = quantized and linear.input_permutation is not None
-    row["notes"] = [note for note in linear.notes if note not in checkpoint.notes]
+    row["notes"] = list(checkpoint.notes_of(linear))
     if products is not None and isinstance(weight, QuantizedWeight):
         activation = None if linear.activation is None else linear.activation.name
         row |= products.of(weight.spec.name, activation, *weight.shape, linear.bias is not None)

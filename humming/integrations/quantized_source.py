@@ -75,7 +75,8 @@ class OthersLayers:
         self._checkpoint = Checkpoint(folder, where, method_of(config, where), tensors)
         self._tensors, self._owned = tensors, self._checkpoint.quantized_modules()
         self.notes = self._checkpoint.notes + self._checkpoint.notes_on_tensors(self._owned)
-        self.layer_notes: Mapping[str, tuple[str, ...]] = {}
+        self._told: dict[str, tuple[str, ...]] = {}
+        self.layer_notes: Mapping[str, tuple[str, ...]] = self._told
 
     def names(self) -> Iterable[str]:
         """Those that are no plain layers by their tensors."""
@@ -90,8 +91,7 @@ class OthersLayers:
     def read(self, name: str, place: str, device: torch.device) -> torch.nn.Module:
         """A layer, packed on a device."""
         found = self._checkpoint.read(name)
-        told = tuple(note for note in found.notes if note not in self._checkpoint.notes)
-        self.layer_notes = {**self.layer_notes, name: told}
+        self._told[name] = self._checkpoint.notes_of(found)
         return found.to_module(device)
 
 
