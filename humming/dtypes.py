@@ -217,8 +217,8 @@ def suggest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.55)
     if close:
         return f"Did you mean {' or '.join(repr(n) for n in close)}?"
-    shown = names if len(names) <= 12 else [*names[:12], "..."]
-    return f"Known are {', '.join(shown)}."
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return f"Known are {', '.join(names[:12])}{more}."
 
 
 def _contradiction(dtype: DataType) -> str:

@@ -385,11 +385,18 @@ def _rows(x: torch.Tensor, k: int) -> torch.Tensor:
 def _check(x: torch.Tensor, operands: Operands, n: int, k: int, out: torch.Tensor) -> None:
     """Refuses tensors that do not fit one another, sizes and devices named."""
     bias = operands.bias
-    if x.dtype not in ACTIVATION_DTYPES or out.dtype not in OUT_DTYPES:
+    if x.dtype not in ACTIVATION_DTYPES:
+        _refuse(
+            f"a product of {_name(x.dtype)} activations",
+            "no kernel reads them",
+            f"Pass {' or '.join(map(_name, ACTIVATION_DTYPES))}: x.to(torch.bfloat16), or of a "
+            "whole model model.to(torch.bfloat16).",
+        )
+    if out.dtype not in OUT_DTYPES:
         _refuse(
             f"a product of {_name(x.dtype)} activations in {_name(out.dtype)}",
-            "no kernel has these types",
-            f"Activations may be {_names(ACTIVATION_DTYPES)}, results {_names(OUT_DTYPES)}.",
+            "no kernel writes these results",
+            f"Results may be {_names(OUT_DTYPES)}.",
         )
     if x.dim() == 0 or x.shape[-1] != k:
         _refuse(

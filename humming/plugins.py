@@ -302,10 +302,10 @@ class PluginSet:
             names = ", ".join(f"{d.row or d.driver_name} (plugin {d.plugin})" for d in chosen)
             raise UnsupportedError(asked, f"several fit: {names}", "Name one with --device.")
         if index is not None and present:
-            known = ", ".join(map(str, indices))
-            raise UnsupportedError(
-                f"accelerator {index}", "there is none of this index", f"Present are {known}."
-            )
+            known = f"Present are {', '.join(map(str, indices))}."
+            if max(indices) < 0:
+                known = "None is present; name a row, or 'sim:ROW' for tensors on the CPU."
+            raise UnsupportedError(f"accelerator {index}", "there is none of this index", known)
         names = ", ".join(row.name for row in self.registry.devices())
         broken = "".join(f" {problem}." for problem in present.problems)
         raise UnsupportedError(

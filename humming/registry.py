@@ -27,6 +27,8 @@ def kernels_dir() -> Path:
     return Path(str(files("humming.kernels")))
 
 
+# What torch calls places of tensors, and newcomers devices.
+_TORCH_DEVICES = ("cuda", "cpu", "gpu")
 # The loader in C is ten times as fast, and every process that plans reads the matrix once.
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -146,11 +148,15 @@ class Registry:
             if asked.startswith(plugin):
                 raise problem
         broken = f" Broken plugins: {', '.join(sorted(self.problems))}." if self.problems else ""
+        if asked.partition(":")[0] in _TORCH_DEVICES:
+            possible = "Leave the device out for the one that is present, or name a row."
+        else:
+            known = sorted([*self._names, *self._variants] if colon else self._names)
+            possible = suggest(asked, known)
         raise UnsupportedError(
             f"device {name!r}",
             "no row has this name",
-            suggest(asked, sorted([*self._names, *self._variants] if colon else self._names))
-            + broken,
+            f"{possible}{broken} `humming devices --all` lists the rows.",
         )
 
     def variants(self) -> list[DeviceCapabilities]:

@@ -29,4 +29,5 @@ def read_json(path: Path) -> Any:
             raise CheckpointError(f"{path} has more than {_MOST_BYTES >> 20} MiB: no configuration")
         return json.loads(path.read_text("utf-8"), object_pairs_hook=once)
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
+        how = "a folder, a *.safetensors or *.gguf file, or a configuration in JSON"
+        raise CheckpointError(f"{path} cannot be read as JSON: {error}; possible: {how}") from error

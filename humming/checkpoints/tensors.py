@@ -207,7 +207,7 @@ class _Files(TensorSource):
             self._open[path] = safe_open(path, framework="pt")
             return set(self._open[path].keys())
         except (OSError, SafetensorError, ValueError, RuntimeError) as error:
-            told = f"{path} cannot be read as a safetensors file: {error}"
+            told = f"{path} cannot be read as a safetensors file (is it whole?): {error}"
             raise CheckpointError(told) from error
 
     @property

@@ -80,6 +80,8 @@ def model_shapes(model: Path) -> tuple[list[LinearShape], list[str]]:
         UnsupportedError: it lacks the sizes of a decoder's layers.
     """
     path = model / "config.json" if model.is_dir() else model
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist; possible: a model's folder with config.json")
     try:
         loaded = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:

@@ -119,6 +119,9 @@ def _read_layouts(path: Path) -> _Layouts:
     """Tensor name -> (safetensors dtype, shape), from the file's header alone."""
     from safetensors import SafetensorError, safe_open
 
+    if not path.is_file():
+        why = "is a folder; name a file in it" if path.is_dir() else "does not exist"
+        raise CheckpointError(f"{path} {why}; possible: FILE.safetensors::PATTERN, or --random NxK")
     try:
         with safe_open(path, framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118

@@ -188,6 +188,10 @@ def test_file_that_is_no_checkpoint(humming: Shell, tmp_path: Path) -> None:
     file.write_text("not a checkpoint")
     assert humming("run", f"{file}::*") == 2
     assert f"{file} cannot be read" in humming.err
+    assert humming("run", f"{tmp_path}::*") == 2
+    assert f"{tmp_path} is a folder; name a file in it" in humming.err
+    assert humming("run", f"{tmp_path / 'absent'}::*") == 2
+    assert "absent does not exist" in humming.err
 
 
 def test_weights_that_cannot_be_quantized(humming: Shell, tmp_path: Path) -> None:

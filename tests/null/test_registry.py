@@ -232,8 +232,13 @@ def test_devices_that_never_arrived_raise_the_error_of_their_plugin() -> None:
 
 @pytest.mark.parametrize(
     ("asked", "told"),
-    [("crad", "Did you mean 'card'"), ("zzz", "Known are c, card.")],
-    ids=["near", "far"],
+    [
+        ("crad", "Did you mean 'card'"),
+        ("zzz", "Known are c, card."),
+        ("cuda:0", "Leave the device out for the one that is present"),
+        ("zzz", "`humming devices --all` lists the rows"),
+    ],
+    ids=["near", "far", "place", "list"],
 )
 def test_unknown_device_suggests(asked: str, told: str) -> None:
     with pytest.raises(UnsupportedError) as error:

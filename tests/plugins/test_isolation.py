@@ -399,7 +399,7 @@ def test_the_host_is_used_only_where_nothing_else_is() -> None:
     alone = PluginSet.of_modules(rows=plugin_with("humming_matrix", MATRIX), host=host)
     assert alone.capabilities().name == "card"
     assert alone.capabilities(-1).name == "card"
-    with pytest.raises(UnsupportedError, match="Present are -1"):
+    with pytest.raises(UnsupportedError, match="None is present"):
         alone.capabilities(0)
 
 
