@@ -7,7 +7,7 @@ import typer
 
 from humming.cli.options import AllowUndocumented, AsJson, Model, ProblemName, Shapes
 from humming.cli.output import Output, print_table, seconds
-from humming.cli.shapes import wanted_shapes
+from humming.cli.shapes import parse_tokens, wanted_shapes
 from humming.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ def compile_kernels(
     shapes: Shapes = None,
     model: Model = None,
     m: Annotated[
-        list[int] | None, typer.Option("-m", help="Tokens to be ready for; by default any.")
+        list[str] | None,
+        typer.Option("-m", metavar="M,...", help="Tokens to be ready for; by default any."),
     ] = None,
     output: Annotated[
         Path | None,
@@ -56,6 +57,11 @@ def compile_kernels(
             "the cache holds the kernels of everything that this user runs",
             "Name a folder with --output.",
         )
+    if output is not None and output.exists() and not output.is_dir():
+        raise UnsupportedError(
+            f"compile into {output}", "it is no folder", "Name one; it is made if it is absent."
+        )
+    tokens = [number for text in m or () for number in parse_tokens("compile", text)]
     wanted, notes = wanted_shapes("compile", n, k, shapes, model)
     targets = [plugins.capabilities(name) for name in device or _present()]
     out = Output(as_json)
@@ -67,7 +73,7 @@ def compile_kernels(
                 layer = GemmProblem.parse(
                     problem, shape.n, shape.k, bias=bias, allow_undocumented=allow_undocumented
                 )
-                made = compiler.compile(layer, caps, m=m, directory=output, jobs=jobs)
+                made = compiler.compile(layer, caps, m=tokens or None, directory=output, jobs=jobs)
                 rows += [
                     {
                         "device": caps.name,

@@ -15,7 +15,7 @@ import typer
 from humming.cli.exits import ENVIRONMENT
 from humming.cli.options import AsJson
 from humming.cli.output import Output
-from humming.errors import HummingError
+from humming.errors import HummingError, UnsupportedError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,6 +67,8 @@ def _guarded(subject: str, look: Callable[[], Iterator[Finding]]) -> list[Findin
     found: list[Finding] = []
     try:
         found.extend(look())
+    except UnsupportedError as error:
+        found.append(Finding(subject, FAULT, f"{error.asked}: {error.why}", error.possible))
     except Exception as error:
         found.append(Finding(subject, FAULT, f"{type(error).__name__}: {error}"))
     return found
@@ -140,7 +142,10 @@ def _devices() -> Iterator[Finding]:
         place = device.index if device.index >= 0 else "host"
         found = f"{place}: {device.driver_name} ({device.row or 'no row'})"
         state = FAULT if not device.row else NOTE if device.notes else OK
-        yield Finding("devices", state, found, "; ".join(device.notes))
+        advice = "; ".join(device.notes)
+        if device.index < 0 and not device.row:
+            advice += " HUMMING_SIMULATE names the row that the CPU simulates."
+        yield Finding("devices", state, found, advice)
     if not present:
         yield Finding("devices", NOTE, "no accelerator is present")
     for problem in present.problems:

@@ -21,6 +21,22 @@ class LinearShape:
     k: int
 
 
+def parse_tokens(doing: str, text: str) -> tuple[int, ...]:
+    """Numbers of tokens, separated by commas.
+
+    Raises:
+        UnsupportedError: they are no whole numbers; `doing` is what they are for.
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+        raise UnsupportedError(
+            f"{doing} for m = {text!r}",
+            "it is no list of whole numbers",
+            "Separate them by commas: -m 1,16,64.",
+        )
+    return tuple(map(int, parts))
+
+
 def listed_shapes(text: str) -> list[LinearShape]:
     """Shapes from `NxK,NxK,...`.
 

@@ -17,7 +17,7 @@ from humming.cli.options import (
     Shapes,
 )
 from humming.cli.output import Output, print_table
-from humming.cli.shapes import wanted_shapes
+from humming.cli.shapes import parse_tokens, wanted_shapes
 from humming.errors import HummingError, UnsupportedError, WrongResultError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def tune_kernels(
         "allow_undocumented": allow_undocumented,
     }
     problems = [GemmProblem.parse(problem, shape.n, shape.k, **demands) for shape in wanted]
-    tokens = TOKENS if m is None else _numbers(m)
+    tokens = TOKENS if m is None else parse_tokens("tune", m)
     effort = Effort(None if all_tiles else candidates or CANDIDATES, seconds)
     caps, index = _card(device)
     record = output or tuned.user_record(caps.name)
@@ -188,17 +188,6 @@ class _Job:
         if self.ranges == 1 or (alone and not isinstance(error, WrongResultError)):
             raise error
         self.failures[name] = error
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
-        raise UnsupportedError(
-            f"tune for m = {text!r}",
-            "it is no list of whole numbers",
-            "Separate them by commas: -m 1,16,64.",
-        )
-    return tuple(map(int, parts))
 
 
 def _card(device: str | None) -> "tuple[DeviceCapabilities, int]":

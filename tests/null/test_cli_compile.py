@@ -187,9 +187,18 @@ def test_kernels_that_were_not_kept_are_no_success(
     words = ["compile", "w4a16", "-n", "64", "-k", "64", "-m", "1", "--device", "h20"]
     if why == "file":
         (tmp_path / "file").write_text("")
-        words += ["--output", str(tmp_path / "file")]
+        words += ["--output", str(tmp_path / "file" / "below")]
     else:
         monkeypatch.setenv("HUMMING_CACHE_DIR", str(tmp_path / "none"))
         monkeypatch.setenv("HUMMING_DISABLE_CACHE", "1")
     assert humming(*words) == 2
     assert "could not be kept" in humming.err
+
+
+def test_what_is_said_before_anything_is_compiled(humming: Shell, tmp_path: Path) -> None:
+    words = ("compile", "w4a16", "-n", "64", "-k", "64", "--device", "h20")
+    (tmp_path / "file").write_text("")
+    assert humming(*words, "-m", "1", "--output", str(tmp_path / "file")) == 2
+    assert "it is no folder" in humming.err
+    assert humming(*words, "-m", "1,x") == 2
+    assert "-m 1,16,64" in humming.err
